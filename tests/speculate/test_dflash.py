@@ -109,6 +109,49 @@ def test_blocks_say_what_their_formula_says(sight: str, tmp_path: Path) -> None:
     assert seen > 3
 
 
+def test_the_assistant_of_muse_glimmer_drafts_what_transformers_does(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+    from transformers.cache_utils import DFlashCache
+
+    config = MuseGlimmerAssistantConfig(
+        hidden_size=256, intermediate_size=288, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=64, block_size=8, mask_token_id=6143, target_layer_ids=list(LAYERS), bos_token_id=1, eos_token_id=2,
+        pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    model = MuseGlimmerAssistantModel._from_config(config, attn_implementation="eager").eval().float()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p) * (0.06 if p.ndim > 1 else 0.2) + float(p.ndim == 1))
+    model.save_pretrained(tmp_path)
+    target = AutoModelForCausalLM.from_pretrained(PYDOC, dtype=torch.float32)
+    engine = engine_with(tmp_path)
+    start(engine, "a", PROMPT * 3, 12)
+    seen = 0
+    for _ in working(engine):
+        engine.step()
+        for seq in engine.scheduler.running:
+            assert engine.speculator is not None
+            engine.speculator.draft()
+            if not seq.draft.tokens:
+                continue
+            states, n, cache = hidden_states(seq.tokens[:-1]), len(seq.tokens) - 1, DFlashCache(config=config)
+            cache.activate_past_recording()
+            cache.set_previous_accepted_tokens(n)
+            with torch.no_grad():
+                block = torch.tensor([seq.tokens[-1], *[6143] * 7])
+                said = model(
+                    noise_embeds=target.get_input_embeddings()(block)[None],
+                    context_hidden_states=torch.cat([states[1 + i] for i in LAYERS], -1)[None],
+                    position_ids=torch.arange(n + 8)[None],
+                    past_key_values=cache,
+                ).last_hidden_state[0, 1:]
+                want = target.get_output_embeddings()(said).argmax(-1).tolist()
+            assert seq.draft.tokens == want[: len(seq.draft.tokens)]
+            seen += 1
+    assert seen > 2
+
+
 def test_the_drafts_of_a_smaller_step_are_as_many_as_it_has_rows(tmp_path: Path) -> None:
     folder = write_dflash(tmp_path / "d", 256, 6144, LAYERS)
     engine = engine_with(folder, max_num_batched_tokens=5, max_num_seqs=1)

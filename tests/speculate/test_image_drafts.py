@@ -1,5 +1,4 @@
-"""Prompts with images beside models and heads that draft from text: their answers keep their bits, others are drafted
-for."""
+"""Prompts with images beside every way to draft: their answers keep their bits, and they are drafted for."""
 
 from __future__ import annotations
 
@@ -14,9 +13,12 @@ from msgspec.structs import replace
 from engine_answers import Answer, run
 from head_folders import write_dflash, write_eagle, write_medusa
 from made_up_tower import HIDDEN, SIGHTS, VOCAB, Part, Shown, image_request, sighted, write_text
+from mixture_variants import FEW
+from model_variants import EIGHT
 from oracle import BACKENDS, write
 from quire.core.config import flat_config
 from quire.core.request import Request
+from quire.core.speculation import LOOK_UPS
 from quire.engine.local import LocalEngine
 from quire.model.spec import Sight
 from speculation_methods import GROWN, write_words
@@ -25,13 +27,27 @@ from vision_prompts import write_made
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 MANY = 8
 METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {"num_speculative_tokens": 4, "prompt_lookup_min": 1},
+    "suffix": {"num_speculative_tokens": 4, "prompt_lookup_min": 1, "suffix_decoding_max_spec_factor": 4.0},
+    "self": {"quantization": "int4", "num_speculative_tokens": 3},
+    "self layers": {"method": "self", "layers": 2, "num_speculative_tokens": 2},
     "draft_model": {"num_speculative_tokens": 4},
+    "draft_model trees": {"method": "draft_model"} | GROWN,
     "medusa": {},
     "eagle": {"num_speculative_tokens": 3},
     "eagle3": {"num_speculative_tokens": 4},
     "eagle3 trees": {"method": "eagle3"} | GROWN,
     "dflash": {"num_speculative_tokens": 5},
 }
+
+
+TARGETS = {name: SIGHTS[name] for name in ("llama", "sections", "mutual")}
+TARGETS["experts"] = (
+    "qwen3_moe",
+    FEW | {"head_dim": 24, "moe_intermediate_size": 32},
+    Sight(sections=(6, 3, 3), interleaved=True),
+)
+TARGETS["more experts"] = ("gpt_oss", EIGHT | {"head_dim": 16, "sliding_window": 16}, Sight())
 
 
 def text(count: int, seed: int) -> list[int]:
@@ -55,10 +71,10 @@ def asked() -> list[Request]:
     ]
 
 
-@pytest.fixture(scope="module", params=["llama", "sections", "mutual"])
+@pytest.fixture(scope="module", params=TARGETS)
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Sight]:
     folder = tmp_path_factory.mktemp(request.param)
-    family, facts, sight = SIGHTS[request.param]
+    family, facts, sight = TARGETS[request.param]
     kinds = {"layer_types": ["sliding_attention", "full_attention"] * (MANY // 2)} if "layer_types" in facts else {}
     write(folder, family, **facts | kinds | {"num_hidden_layers": MANY})
     return write_words(folder, VOCAB), sight
@@ -85,12 +101,17 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(folder / name) for name in ("draft_model", "medusa", "eagle", "eagle3", "dflash")}
 
 
+def spoken_of(method: str, drafts: dict[str, str]) -> str:
+    way = {"method": method, "adaptive": False} | METHODS[method]
+    return json.dumps(way | ({"model": drafts[str(way["method"])]} if way["method"] in drafts else {}))
+
+
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", METHODS)
-def test_drafts_for_text_change_no_bit_of_what_has_images(
+def test_drafts_change_no_bit_of_what_has_images(
     method: str, target: tuple[Path, Sight], alone: dict[str, Answer], drafts: dict[str, str]
 ) -> None:
-    way = {"method": method, "adaptive": False} | METHODS[method]
-    spoken = json.dumps(way | {"model": drafts[str(way["method"])]})
+    spoken = spoken_of(method, drafts)
     for options in ({}, {"max_num_batched_tokens": 32, "max_num_seqs": 7, "num_blocks": 110}):
         with sighted(*target, speculative_config=spoken, **options) as (engine, _):
             for _ in range(2):
@@ -98,6 +119,17 @@ def test_drafts_for_text_change_no_bit_of_what_has_images(
                 assert [name for name in got if got[name].bits() != alone[name].bits()] == []
             stats = engine.engine.stats()
             assert stats.used_blocks == 0 and stats.draft_tokens > 0
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in LOOK_UPS])
+def test_what_has_images_is_drafted_for(method: str, target: tuple[Path, Sight], drafts: dict[str, str]) -> None:
+    requests = [each for each in asked() if each.images]
+    with sighted(*target, speculative_config=spoken_of(method, drafts)) as (engine, _):
+        for each in requests:
+            before = engine.engine.stats().draft_tokens
+            run(engine, [each])
+            assert engine.engine.stats().draft_tokens > before, each.id
 
 
 def test_a_model_with_a_tower_starts_beside_a_draft_model(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from engine_answers import engine_of
+from mixture_variants import NEWER
 from mtp_drafts import ALWAYS, check_drafts
 from mtp_models import WITH_MTP, write_mtp
-from oracle import BACKENDS
+from oracle import BACKENDS, write
 from quire.cli.app import app
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
@@ -91,6 +93,17 @@ def test_a_model_without_the_layer_refuses_the_method(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing tensors: mtp\.norm\.weight"):
         engine_of(model=str(tmp_path), speculative_config=ALWAYS)
     assert engine_of(model=str(tmp_path)).engine.speculator is None, "the model alone serves"
+
+
+def test_layers_that_no_family_reads_are_told(tmp_path: Path) -> None:
+    family, facts = NEWER["mellum"]
+    write(tmp_path, family, **facts)
+    path = tmp_path / "model.safetensors"
+    save_file(load_file(path) | {f"mtp.layers.0.{name}.weight": torch.ones(64) for name in ("enorm", "hnorm")}, path)
+    told = "layers for multi-token prediction (2 tensors) are left out: those of 'mellum' do not draft"
+    assert told in describe(str(tmp_path)).notes
+    with pytest.raises(ConfigError, match=re.escape(f"method mtp: {tmp_path.name}: {told}; use ngram")):
+        engine_of(model=str(tmp_path), speculative_config=ALWAYS)
 
 
 def test_the_layer_drafts_where_nothing_is_asked(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.ops.arrays import Array, to_torch
+from quire.speculate.assistant_drafter import AssistantDrafter
 from quire.speculate.eagle_drafter import EagleDrafter
 from turns import working
 
@@ -25,7 +26,7 @@ def logits_seen(engine: Engine) -> list[torch.Tensor]:
     """What the proposer draws from, each time that it draws."""
     assert engine.speculator is not None
     drafter, seen = engine.speculator.proposer, list[torch.Tensor]()
-    assert isinstance(drafter, EagleDrafter)
+    assert isinstance(drafter, EagleDrafter | AssistantDrafter)
     draw = drafter._sampler.tokens
 
     def tokens(logits: Array, asked: list[object]) -> list[int]:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from mixture_variants import FEW
 from model_variants import LATENT_GROUPS, LATENT_SIZES, ROUTED
 from oracle import edit_config, is_norm, write
 from speculation_methods import INDEXED, TINY, write_words
@@ -36,6 +37,7 @@ WITH_MTP: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h_latent": ("nemotron_h", NEMOTRON | {"moe_latent_size": 32}),
     "deepseek_v32": ("deepseek_v32", INDEXED | LATENT_GROUPS),
     "glm_moe_dsa": ("glm_moe_dsa", INDEXED | {"indexer_types": ["full", "shared", "full"]}),
+    "hy_v3": ("hy_v3", FEW | {"head_dim": 24, "moe_intermediate_size": 32}),
     "deepseek_v3": ("deepseek_v3", LATENT_SIZES | LATENT_GROUPS | {"v_head_dim": 16, "q_lora_rank": 32}),
 }
 """Family and facts of each model."""
@@ -43,6 +45,7 @@ OWN = {"join": "fc", "token_norm": "pre_fc_norm_embedding", "hidden_norm": "pre_
 PAIR = {"join": "layers.0.eh_proj", "token_norm": "layers.0.enorm", "hidden_norm": "layers.0.hnorm",
         "final_norm": "layers.1.final_layernorm"}  # fmt: skip
 NEXTN = {"join": "eh_proj", "token_norm": "enorm", "hidden_norm": "hnorm", "final_norm": "shared_head.norm"}
+FINAL = NEXTN | {"final_norm": "final_layernorm"}
 
 
 class LayersOfOnePart(nn.Module):
@@ -108,7 +111,8 @@ class MtpLayer:
         hybrid = hasattr(self.model.config, "linear_num_key_heads") or parts
         start = "mtp." if hybrid else f"model.layers.{self.model.config.num_hidden_layers}."
         block = start + ("layers.0." if hybrid and not parts else "")
-        names = PAIR if parts else OWN if hybrid else NEXTN
+        last = self.model.config.model_type == "hy_v3"
+        names = PAIR if parts else OWN if hybrid else FINAL if last else NEXTN
         found = {f"{start}{name}.weight": self.modules[part].weight for part, name in names.items()}
         for name, tensor in self.block.state_dict().items():
             if name.endswith("experts.gate_up_proj"):
@@ -120,7 +124,7 @@ class MtpLayer:
                 found |= {f"{block}{base}.{e}.{matrix}.weight": m for e, m in enumerate(tensor)}
             else:
                 found[block + name] = tensor
-        if not hybrid:  # releases have these once more
+        if not hybrid and not last:  # releases have these once more
             found |= {f"{start}embed_tokens.weight": self.model.get_input_embeddings().weight,
                       f"{start}shared_head.head.weight": self.model.lm_head.weight}  # fmt: skip
         return {name: tensor.detach() for name, tensor in found.items()}
@@ -164,7 +168,7 @@ def write_mtp(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **fac
     path = folder / "model.safetensors"
     whole = load_file(path) | {name: t.to(dtype).contiguous().clone() for name, t in layer.tensors().items()}
     save_file(whole, str(path), {"format": "pt"})
-    if kind in ("glm4_moe", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"):
+    if kind in ("glm4_moe", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "hy_v3"):
         edit_config(folder, num_nextn_predict_layers=1)
     if family == "nemotron_h":
         edit_config(folder, num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*E")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import tempfile
 from contextlib import closing
@@ -18,8 +19,10 @@ from typing import Any
 
 import torch
 
+from assistants import write_assistant
 from engine_answers import Answer
 from foreign_weights import Parts, dequantize, gptq, quantize, replace_linears
+from gemma_variants import GEMMAS
 from head_folders import write_dflash, write_eagle, write_medusa
 from lora_adapters import LINEARS
 from model_variants import ENCODERS, MIXTURES
@@ -128,6 +131,10 @@ FEATURES: dict[str, dict[str, Any]] = {
     "T5": {"model": "encoder"},
     "images": {"model": "qwen3_vl"},
     "images, rows that see each other": {"model": "gemma3"},
+    "images and experts": {"model": "qwen3_vl_moe"},
+    "images, suffix": {"model": "qwen3_vl", "speculative_config": METHODS["suffix"]},
+    "images, draft model": {"model": "qwen3_vl", "speculative_config": METHODS["draft_model"]},
+    "images and experts, eagle3": {"model": "qwen3_vl_moe", "speculative_config": METHODS["eagle3"]},
     "structured": {},
     "structured, ngram": {"speculative_config": METHODS["ngram"]},
     "ngram": {"speculative_config": METHODS["ngram"]},
@@ -146,9 +153,10 @@ FEATURES: dict[str, dict[str, Any]] = {
     "mtp, latents": {"model": "deepseek_v3", "speculative_config": OWN_LAYER},
     "mtp, states": {"model": "qwen3_next", "speculative_config": OWN_LAYER},
     "mtp, scans": {"model": "nemotron_h", "speculative_config": OWN_LAYER},
+    "mtp, assistant": {"model": "gemma4", "speculative_config": OWN_LAYER | {"model": "assistant"}},
 }
 """What runs beside it; `model` is a tiny one, or else the embedded one."""
-IMAGE_MODELS = ("qwen3_vl", "gemma3")
+IMAGE_MODELS = ("qwen3_vl", "qwen3_vl_moe", "gemma3")
 """Models that take images."""
 SIZES = re.compile("cannot be split over|bytes of KV cache|do not lie on group borders")
 """Reasons that are numbers of this model and this way, which no table has."""
@@ -180,6 +188,11 @@ class Folders:
             return str(write_made(name, path).folder)
         if name == "gptq":
             return write_gptq(path)
+        if name == "assistant":
+            write_assistant(path, "gemma4")
+            return str(path)
+        if " of " in name:
+            return self._beside(path, *name.split(" of "))
         if name in WITH_MTP:
             write_mtp(path, name)
             return str(path)
@@ -194,12 +207,21 @@ class Folders:
             return str(write_eagle(path, name, 256, 6144, 3072 if name == "eagle3" else 0))
         if name == "states_of_words":
             return str(write_speaking(path, "states"))
-        families = TINY | {"encoder": ("t5", ENCODERS["t5"][1]), "llama": ("llama", {})}
+        families = TINY | {"gemma4": GEMMAS["gemma4"], "encoder": ("t5", ENCODERS["t5"][1]), "llama": ("llama", {})}
         families["hybrid_experts"] = MIXTURES["qwen3_next"]
         family, facts = families[name]
         more = {} if name == "encoder" else {"max_position_embeddings": 256}
         write(path, family, **facts | more, dtype=torch.float32)
         return str(write_words(path, 99))
+
+    def _beside(self, path: Path, drafts: str, model: str) -> str:
+        """What drafts for an image model, whose tokenizer it has."""
+        spec = describe(self(model)).spec
+        if drafts == "draft":
+            write(path, "llama", 3, num_hidden_layers=1, vocab_size=spec.vocab_size, dtype=torch.bfloat16)
+            shutil.copy(Path(self(model)) / "tokenizer.json", path)
+            return str(path)
+        return str(write_eagle(path, drafts, spec.hidden, spec.vocab_size))
 
 
 def write_gptq(folder: Path) -> str:
@@ -226,8 +248,11 @@ def options_of(feature: str, folders: Folders) -> dict[str, Any]:
     if "speculative_config" in options:
         asked = options["speculative_config"] | {"adaptive": False}
         if asked["method"] in (*HEADS, "draft_model"):
-            drafts = PYDOC if options["model"] == PYDOC else folders("draft")
-            asked["model"] = drafts if asked["method"] == "draft_model" else folders(asked["method"])
+            of = f" of {FEATURES[feature]['model']}" if feature.startswith("images") else ""
+            drafts = PYDOC if options["model"] == PYDOC else folders(f"draft{of}")
+            asked["model"] = drafts if asked["method"] == "draft_model" else folders(f"{asked['method']}{of}")
+        elif "model" in asked:
+            asked["model"] = folders(asked["model"])
         options["speculative_config"] = json.dumps(asked)
     return options
 

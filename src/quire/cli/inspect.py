@@ -258,11 +258,12 @@ def _vision_rows(found: ModelFacts) -> Rows:
 def _speculation_rows(config: EngineConfig, asked: Speculation, found: ModelFacts, drafts: ModelFacts | None) -> Rows:
     from quire.plan.needs import heads_of, mtp_of
 
+    own = "the model's own layer for it"
     who = {
         "ngram": f"prompt look-up by the last {asked.prompt_lookup_min} to {asked.prompt_lookup_max} tokens",
         "suffix": f"the prompt and {asked.suffix_decoding_max_cached_requests:,} earlier outputs of the same tenant",
         "self": f"its first {asked.layers} layers" if asked.layers else f"the same model in {asked.quantization}",
-        "mtp": f"the model's own layer for it ({mtp_of(found).parameters:,} parameters)"
+        "mtp": f"{asked.model or own} ({mtp_of(config, found).parameters:,} parameters)"
         if asked.method == "mtp"
         else "",
         "draft_model": "" if drafts is None else f"{drafts.folder} ({drafts.parameters:,} parameters)",

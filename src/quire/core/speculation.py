@@ -26,6 +26,8 @@ from quire.core.exclusions.features import (
 METHODS = ("ngram", "suffix", "draft_model", "self", "mtp", "medusa", "eagle", "eagle3", "dflash")
 WITH_MODEL = ("draft_model", "medusa", "eagle", "eagle3", "dflash")
 """Methods that `model` names a folder for."""
+MAY_HAVE_MODEL = ("mtp",)
+"""Methods that `model` may name a folder for; without it the model's own files have what drafts."""
 LOOK_UPS = ("ngram", "suffix")
 """Those that no model drafts for."""
 HEADS = ("medusa", "eagle", "eagle3", "dflash")
@@ -73,7 +75,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     many last tokens must be found earlier, and how many are compared (ngram, suffix). `model`: the folder of the draft
     model, or of heads (medusa, eagle, eagle3, dflash), and `quantization` what a model's 16-bit weights become; with
     `self` it is the same checkpoint, of which only the first `layers` run if that is not 0. With `mtp` it is a layer of
-    the model's own files that was trained for it. `adaptive`: each step drafts as many as pay; otherwise always all.
+    the model's own files that was trained for it, or the folder of an assistant, which reads the model's keys and
+    values. `adaptive`: each step drafts as many as pay; otherwise always all.
 
     `suffix` finds them in earlier outputs too, as vLLM's keys say: the longest run that is compared, of how many
     sequences the outputs are remembered (0: none), how many tokens are guessed for each token of the run, and how
@@ -196,9 +199,10 @@ def _check(asked: Speculation) -> None:
         raise _error(f"num_speculative_tokens {asked.num_speculative_tokens} must lie in [1, {MOST_TOKENS}]")
     if not 1 <= asked.prompt_lookup_min <= asked.prompt_lookup_max <= 256:
         raise _error("1 <= prompt_lookup_min <= prompt_lookup_max <= 256 must hold")
-    if (asked.method in WITH_MODEL) != (asked.model is not None):
+    if asked.method not in MAY_HAVE_MODEL and (asked.method in WITH_MODEL) != (asked.model is not None):
         raise _error(
-            f"model names the folder of what drafts: each of {', '.join(WITH_MODEL)} needs it, and no other takes it"
+            f"model names the folder of what drafts: each of {', '.join(WITH_MODEL)} needs it, "
+            f"{', '.join(MAY_HAVE_MODEL)} may have it, and no other takes it"
         )
     if asked.method == "self" and (asked.quantization is None) == (asked.layers == 0):
         raise _error("method self needs quantization (the same checkpoint at fewer bits) or layers (its first ones)")

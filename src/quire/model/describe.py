@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.core.dtypes import BF16, F16, F32, F64, Dtype
 from quire.core.errors import ConfigError, ModelError
+from quire.model.disk.assistant_headers import open_assistant
 from quire.model.disk.checkpoint import Checkpoint, TensorSource, float_dtype, resolve
 from quire.model.disk.claim import claim, drop_layers_beyond
 from quire.model.disk.dummy import DummyWeights
@@ -19,7 +20,7 @@ from quire.model.disk.generation import GenerationDefaults, read_generation
 from quire.model.disk.gguf_model import GgufModel
 from quire.model.disk.headers import ModelHeaders, VisionHeaders
 from quire.model.disk.hf_config import read_json
-from quire.model.disk.mtp_layer import part_mtp, with_mtp
+from quire.model.disk.mtp_layer import left_out, part_mtp, with_mtp
 from quire.model.disk.pooling_config import CLASSIFIER, classifies, headless, read_pooling
 from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.disk.source_subset import FirstRows, SourceSubset
@@ -123,6 +124,7 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
     family = family.named_as(source.infos)
     source = first_rows(source, spec, family)
     source, further = part_mtp(source, spec, family)
+    notes += left_out(source, spec, family)
     if gguf is None:  # whose readers count tensors
         notes += drop_layers_beyond(source.infos, spec, family)
     nested = vision_part is not None or text_part(raw) is not None
@@ -185,6 +187,11 @@ def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelF
     if borrowed is not None:
         return _describe_borrowed(model, borrowed)
     return _facts(open_model(model, load_format, hub=hub))
+
+
+def describe_assistant(model: str, hub: Hub) -> ModelFacts:
+    """Facts of a model that drafts for another; errors as of `open_assistant`."""
+    return _facts(open_assistant(model, hub))
 
 
 def _facts(opened: ModelHeaders) -> ModelFacts:

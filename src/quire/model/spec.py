@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.core.windows import widest
+from quire.model.draft_sizes import NO_ASSISTANT, AssistantSizes
 from quire.model.families.delta_sizes import NO_DELTA, DeltaSizes
 from quire.model.families.edges import NO_EDGES, Edges
 from quire.model.families.query_scale import NO_SCALE, QueryScale
@@ -204,7 +205,8 @@ class ModelSpec:
     of queries and keys are of turned heads.
     `embed_dim`: width of the embedding where projections join it to the stream, 0 = `hidden`. `unit_head`: rows of the
     head are divided by their length. `unit_norms`: per layer, whether queries and keys are normed without weights;
-    empty = nowhere. `kv_source`: the layer whose keys and values each layer reads, empty = its own.
+    empty = nowhere. `kv_source`: the layer whose keys and values each layer reads, empty = its own, OF_TARGET = one of
+    another model.
     `mixers`: the kind of each layer's mixer, a word of those above; empty = all attend. MLP is a layer
     that is an MLP or experts alone, which the join "single" has.
     `decay_rates`: per layer, what slopes of heads are multiplied with in lightning attention.
@@ -275,6 +277,7 @@ class ModelSpec:
     sight: Sight = Sight()
     patches: Patches = NO_TOWER
     connector: Connector = NO_CONNECTOR
+    assistant: AssistantSizes = NO_ASSISTANT
 
     @property
     def embed_width(self) -> int:

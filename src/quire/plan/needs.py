@@ -14,7 +14,7 @@ from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
 from quire.core.exclusions.table import check_known
 from quire.core.speculation import HEADS, LOOK_UPS, Speculation
-from quire.model.describe import ModelFacts, compute_dtype, describe, max_model_len
+from quire.model.describe import ModelFacts, compute_dtype, describe, describe_assistant, max_model_len
 from quire.model.disk.checkpoint import Checkpoint, resolve
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.families.dflash import read_blocks
@@ -65,13 +65,17 @@ def rank_share(config: EngineConfig) -> Share:
 def drafting_model(config: EngineConfig) -> ModelFacts | None:
     """The draft model's facts, where one was asked for."""
     asked = config.speculation.asked
-    if asked is None or not asked.model or asked.method in HEADS:
+    if asked is None or not asked.model or asked.method in (*HEADS, "mtp"):
         return None
     return describe(asked.model, config.model.load_format, hub_beside(config.model))
 
 
-def mtp_of(found: ModelFacts) -> ModelFacts:
-    """The layer of the model's own files that drafts; `ConfigError` where they have none."""
+def mtp_of(config: EngineConfig, found: ModelFacts) -> ModelFacts:
+    """What drafts by the method mtp: the folder that was asked for, or the layer of the model's own files;
+    `ConfigError` where they have none."""
+    asked = config.speculation.asked
+    if asked is not None and asked.model is not None:
+        return describe_assistant(asked.model, hub_beside(config.model))
     if found.mtp is None:
         raise ConfigError(
             f"speculative_config: method mtp: {found.name}: its files have no such layer; use ngram, suffix, "
@@ -93,9 +97,8 @@ def drafting_layers(
     asked = config.speculation.asked
     if drafts is not None:
         return [(drafts.spec, drafts.dtype)]
-    if asked is not None and asked.method == "mtp":
-        layer = mtp_of(found)
-        return [(layer.spec, found.dtype)]
+    if asked is not None and asked.method == "mtp":  # an assistant keeps nothing
+        return [] if asked.model else [(mtp_of(config, found).spec, found.dtype)]
     if asked is None or asked.method not in ("eagle", "eagle3", "dflash"):
         return []
     path = resolve(asked.model or "", hub_beside(config.model)) / "config.json"
@@ -111,7 +114,8 @@ def drafting_weights(config: EngineConfig, found: ModelFacts, drafts: ModelFacts
     if asked is None or asked.method in LOOK_UPS or asked.layers:
         return 0
     if asked.method == "mtp":
-        return weights_of(replace(config, lora=LoraConfig()), mtp_of(found), choice)
+        split = rank_share(config) if asked.model else None
+        return weights_of(replace(config, lora=LoraConfig()), mtp_of(config, found), choice, split)
     if asked.method in HEADS:
         return heads_of(config, asked).nbytes
     own = replace(config, model=replace(config.model, quantization=asked.quantization))

@@ -107,11 +107,11 @@ class Caches:
         self.group_of = [group for (group, _), _ in homes]
         self.through = np.zeros(self.blocks + 1, np.int32)
 
-    def part(self, index: int, layers: int | None = None) -> Caches:
-        """The caches as the model of that index sees them, or its first `layers`."""
+    def part(self, index: int, layers: Sequence[int] | None = None) -> Caches:
+        """The caches as the model of that index sees them, or those of some of its `layers`, in that order."""
         own, part = self._parts[index], copy.copy(self)
-        own = own[:layers]
-        part.of_layer, part.group_of = self.of_layer[own.start : own.stop], self.group_of[own.start : own.stop]
+        held = own if layers is None else [own[layer] for layer in layers]
+        part.of_layer, part.group_of = [self.of_layer[i] for i in held], [self.group_of[i] for i in held]
         return part
 
     @property

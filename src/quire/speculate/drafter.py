@@ -124,6 +124,8 @@ class ModelDrafter(Drafter):
     So a sequence that is preempted, forked or finds its prompt in the prefix cache takes this model's keys and values
     along. `_through` [blocks] says up to which of its slots a block holds them; what the target computed alone (while a
     batch was too large to draft for) is computed when drafts begin again, unless it slid out of a window of the layers.
+    In the place of an image it reads tokens that say nothing, and guesses from the text (Gagrani et al. 2024, "On
+    speculative decoding for multimodal large language models").
     """
 
     def __init__(self, step: ModelStep, vocab_size: int, weight_bytes: int, form: TreeForm | None) -> None:
@@ -150,16 +152,12 @@ class ModelDrafter(Drafter):
         """Whether a chunk of the target is computed at once: each of a prompt but its last one, which `propose`
         computes unless it may slide before."""
         end = chunk.start + chunk.count
-        if chunk.seq.request.images:
-            return False
         if self._slides:
             return chunk.count > 1 and end <= len(chunk.seq.tokens)
         return end < chunk.seq.prompt_len
 
     def ready(self, seq: Sequence) -> bool:
-        """Whether what it lacks has not slid out of a window of its layers, and is text: it knows no images."""
-        if seq.request.images:
-            return False
+        """Whether what it lacks has not slid out of a window of its layers."""
         slid = max(seq.kv.slid[table] for table in self._tables) if seq.kv.blocks else 0
         return not slid or self._first(seq) >= slid * self._size
 

@@ -43,15 +43,13 @@ def usual_layers(layers: int) -> tuple[int, int, int]:
 class Eagle:
     """The layer as a `model` of its own. `fuse`: from the tapped rows to a hidden row, or None: they are it.
 
-    `ids` [tokens that it knows] int64: the target's id of each, or None: the same. `sees`: it takes rows of images as
-    the target does; other layers were made for text, and count positions in another way.
+    `ids` [tokens that it knows] int64: the target's id of each, or None: the same.
     """
 
     model: Model
     taps: Taps
     fuse: Linear | None
     ids: Array | None
-    sees: bool = False
 
     @property
     def weight_bytes(self) -> int:
@@ -61,10 +59,10 @@ class Eagle:
     def proposer(
         self, target: ModelStep, step: ModelStep | None, form: TreeForm | None, features: ImageFeatures | None = None
     ) -> EagleDrafter:
-        """The proposer that drafts with it for `target`; `step` runs `model`. `features`: of images."""
+        """The proposer that drafts with it for `target`; `step` runs `model`. `features`: of images, whose rows it
+        takes as the target does."""
         assert step is not None and isinstance(self.model.decoder, EagleDecoder)
-        seen = features if self.sees else None
-        return EagleDrafter(step, self.model.decoder, target, (self.fuse, self.ids), form, seen)
+        return EagleDrafter(step, self.model.decoder, target, (self.fuse, self.ids), form, features)
 
 
 def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, ops: Ops) -> Eagle:

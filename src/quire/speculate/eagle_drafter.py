@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence as GenericSequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from quire.core.plan import Chunk, LogitRow
+from quire.core.plan import Chunk
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
 from quire.features.images.run_image_features import ImageFeatures
@@ -15,10 +16,11 @@ from quire.model.net.parts import Linear
 from quire.ops.arrays import Array, concat
 from quire.run.builder import StepSizes, ancestors
 from quire.run.step import ModelStep
+from quire.speculate.chains import grow_chains
 from quire.speculate.eagle_decoder import EagleDecoder
 from quire.speculate.head_file import spread
 from quire.speculate.hidden_drafter import HiddenDrafter, PendingHidden, Work
-from quire.speculate.tree import Candidates, grow_trees
+from quire.speculate.tree import Candidates, best_after, grow_trees, nodes_of
 
 
 class EagleDrafter(HiddenDrafter):
@@ -59,29 +61,8 @@ class EagleDrafter(HiddenDrafter):
         given = self._fused(concat([rows for _, _, rows in work]))
         if self._form is not None:
             grow_trees(self._form, wanting, _Branches(self, self._form, work, given))
-            wanting = []
-        while wanting:
-            logits = self._pass(work, given, [1] * len(work))
-            asked = [
-                LogitRow(seq, len(seq.tokens) + len(seq.draft.tokens), None, len(seq.draft.tokens) - 1)
-                for seq, _ in wanting
-            ]
-            left = []
-            for i, token in enumerate(self._sampler.tokens(logits, asked)):
-                seq, limit = wanting[i]
-                if token >= 0:
-                    seq.draft.tokens.append(token)
-                    if len(seq.draft.tokens) < limit:
-                        left.append(i)
-            if not left:
-                break
-            given = self._decoder.kept[last[left]]
-            wanting = [wanting[i] for i in left]
-            work = [
-                (seq, len(seq.tokens) - 2 + len(seq.draft.tokens), given[i : i + 1])
-                for i, (seq, _) in enumerate(wanting)
-            ]
-            last = np.arange(len(left))
+        else:
+            grow_chains(self._sampler, wanting, _Chain(self, work, given, last))
         self.seconds = time.perf_counter() - begin
 
     def _keys(self, work: Work, given: Array) -> None:
@@ -118,6 +99,23 @@ class EagleDrafter(HiddenDrafter):
         return spread(self._step.ops, logits, self._ids, self._vocab_size)
 
 
+class _Chain:
+    """What follows drafts: each pass is of the rows that the last one left. `last`: the last row of each sequence."""
+
+    def __init__(self, drafter: EagleDrafter, work: Work, given: Array, last: NDArray[np.int64]) -> None:
+        self._drafter, self._work, self._given, self._last = drafter, work, given, last
+
+    def __call__(self, seqs: list[Sequence], places: list[int]) -> Array:
+        """Implement `Advance`."""
+        if places:
+            given = self._given = self._drafter._decoder.kept[self._last[places]]
+            self._work = [
+                (seq, len(seq.tokens) - 2 + len(seq.draft.tokens), given[i : i + 1]) for i, seq in enumerate(seqs)
+            ]
+            self._last = np.arange(len(places))
+        return self._drafter._pass(self._work, self._given, [1] * len(self._work))
+
+
 class _Branches:
     """What may follow the nodes of trees: each pass is of all nodes so far, with the rows that the last one left."""
 
@@ -141,14 +139,7 @@ class _Branches:
                 self._roots[seq] = left[-1:]
             else:
                 self._rows[seq] = left
-        asked = [
-            LogitRow(seq, len(seq.tokens) + len(seq.draft.branch(node)), None, node)
-            for seq, count in zip(seqs, counts, strict=True)
-            for node in range(len(seq.draft.tokens) - count, len(seq.draft.tokens))
-        ]
-        tokens, chances = drafter._sampler.best(logits, asked, self._form.topk)
-        ends = np.cumsum(counts)[:-1]
-        return [Candidates(*found) for found in zip(np.split(tokens, ends), np.split(chances, ends), strict=True)]
+        return best_after(drafter._sampler, logits, nodes_of(seqs, counts), counts, self._form.topk)
 
     def _before(self, seq: Sequence) -> Array:
         """The rows before the nodes of `seq`."""

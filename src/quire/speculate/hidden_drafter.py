@@ -63,13 +63,9 @@ class HiddenDrafter(ModelDrafter):
         form: TreeForm | None,
         features: ImageFeatures | None = None,
     ) -> None:
-        """`fuse`: what joins tapped rows. `features`: of images, where the target takes any and these layers too."""
+        """`fuse`: what joins tapped rows. `features`: of images, where these layers read embedded tokens."""
         super().__init__(step, target.model.spec.vocab_size, step.model.weight_bytes, form)
         self._fuse, self._hidden, self._features = fuse, target.hidden, features
-
-    def follows(self, seq: Sequence) -> bool:
-        """Whether its hidden rows are kept: where none is of an image, or the layers take such rows too."""
-        return seq.draft.enabled and (self._features is not None or not seq.request.images)
 
     def ready(self, seq: Sequence) -> bool:
         """Whether the hidden row before its last token is there, and the keys of nearly all before."""
@@ -131,7 +127,7 @@ class HiddenDrafter(ModelDrafter):
         """Find of each chunk the rows of the step that are kept."""
         at, tried, found = 0, 0, list[list[int]]()
         for chunk, result in zip(plan.chunks, results or repeat(None), strict=False):
-            wanted = self.follows(chunk.seq)
+            wanted = chunk.seq.draft.enabled
             if not follow:
                 wanted = wanted and chunk.start >= chunk.seq.prompt_len and tried < FOLLOWED
                 tried += wanted

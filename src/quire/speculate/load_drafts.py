@@ -26,6 +26,7 @@ from quire.parallel.experts import NOT_DIVIDED
 from quire.parallel.rank_place import ALONE, RankPlace
 from quire.run.caches import Caches
 from quire.run.step import ModelStep
+from quire.speculate.assistant_model import load_assistant
 from quire.speculate.dflash import DFlash, load_dflash
 from quire.speculate.drafter import Drafter, ModelDrafter
 from quire.speculate.eagle import load_eagle
@@ -66,7 +67,8 @@ class Drafting:
     """What was asked, and the model that drafts; None where none does. `keeps`: it has keys and values of its own.
 
     `heads` that draft from the target's hidden rows. `everywhere`: every rank computes it, not the first alone.
-    `block_rows`: rows of a sequence in one pass, each of which is a sequence of its own to the step.
+    `block_rows`: rows of a sequence in one pass, each of which is a sequence of its own to the step. `reads`: layers of
+    the target, whose caches are those of the model's layers.
     """
 
     asked: Speculation
@@ -75,6 +77,7 @@ class Drafting:
     heads: DraftHeads | None = None
     everywhere: bool = False
     block_rows: int = 1
+    reads: tuple[int, ...] = ()
 
     @property
     def taps(self) -> Taps | None:
@@ -93,7 +96,7 @@ class Drafting:
 
     def part(self, caches: Caches) -> Caches:
         """The model's caches among all there are."""
-        return caches.part(1) if self.keeps else caches.part(0, self.asked.layers or None)
+        return caches.part(1) if self.keeps else caches.part(0, self.reads or range(self.asked.layers) or None)
 
     def proposer(self, step: ModelStep | None, target: ModelStep, features: ImageFeatures | None = None) -> Proposer:
         """`step` runs the model, `target` the target. `features`: of images, where the target takes any."""
@@ -143,15 +146,14 @@ def _drafting(
     if asked.method in HEADS:
         return _load_heads(config, asked, target, ops)
     if asked.method == "mtp":
-        return _load_own_layer(config, asked, target, ops)
+        return _load_mtp(config, asked, target, ops, _split(config, asked, place))
     if asked.layers:
         return Drafting(asked, _first_layers(target, asked.layers))
     if asked.method == "self":
         return Drafting(asked, _load(config, config.model.model, asked.quantization, ops, progress, place))
     assert asked.model is not None
     check_tokens(config, target, asked.model)
-    its = changed(place, experts=NOT_DIVIDED) if config.parallel.drafts_everywhere(asked) else ALONE
-    drafts = _load(config, asked.model, asked.quantization, ops, progress, its)
+    drafts = _load(config, asked.model, asked.quantization, ops, progress, _split(config, asked, place))
     if any(drafts.states):
         raise ConfigError(
             f"--speculative-config: {asked.model} has layers with a recurrent state, and drafts take tokens back; "
@@ -159,6 +161,11 @@ def _drafting(
             param="speculative_config",
         )
     return Drafting(asked, drafts, keeps=True)
+
+
+def _split(config: EngineConfig, asked: Speculation, place: RankPlace) -> RankPlace:
+    """The ranks that a model beside the target is split over, among which its experts are not divided."""
+    return changed(place, experts=NOT_DIVIDED) if config.parallel.drafts_everywhere(asked) else ALONE
 
 
 def _load(
@@ -222,13 +229,26 @@ def _block_drafting(asked: Speculation, heads: DFlash) -> Drafting:
     )
 
 
-def _load_own_layer(config: EngineConfig, asked: Speculation, target: Model, ops: Ops) -> Drafting:
-    """The layer that the model's own files have for it."""
+def _load_mtp(config: EngineConfig, asked: Speculation, target: Model, ops: Ops, place: RankPlace) -> Drafting:
+    """The layer that the model's own files have for it, or the model beside it that reads its keys and values."""
+    if asked.model is not None:
+        return _load_assistant(config, asked, asked.model, target, ops, place)
     try:
         layer = load_mtp(config, target, ops)
     except ModelError as error:
         raise _error(f"method mtp: {error.message}; use ngram, suffix, draft_model, self") from None
     return Drafting(asked, layer.model, keeps=True, heads=layer)
+
+
+def _load_assistant(
+    config: EngineConfig, asked: Speculation, folder: str, target: Model, ops: Ops, place: RankPlace
+) -> Drafting:
+    try:
+        assistant = load_assistant(config, folder, target, ops, place)
+    except (ConfigError, ModelError) as error:
+        raise _error(f"method mtp: {folder}: {error.message.removeprefix(f'{folder}: ')}") from None
+    rows = 1 if asked.tree is None else asked.nodes
+    return Drafting(asked, assistant.model, heads=assistant, block_rows=rows, reads=assistant.sources)
 
 
 def _first_layers(target: Model, layers: int) -> Model:

@@ -11,28 +11,27 @@ import sys
 import time
 from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from quire.core.errors import ModelError
 from quire.core.exclusions.features import HEADS_WITHOUT_OUTPUT, TENSOR
 from quire.core.exclusions.table import row_of
-from quire.core.plan import ChunkResult, LogitRow, StepPlan
+from quire.core.plan import LogitRow
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
 from quire.features.images.run_image_features import ImageFeatures
 from quire.model.build import Model
 from quire.model.mixers.mixer import WIDE
 from quire.model.net.decoder import Decoder, ToLogits
-from quire.model.net.hidden_taps import Taps, picked
+from quire.model.net.hidden_taps import Taps
 from quire.model.net.parts import Linear
 from quire.ops.arrays import Array, concat
 from quire.ops.backend import Ops
-from quire.run.builder import wanted_rows
 from quire.run.step import ModelStep
 from quire.sample.sampler import Sampler
 from quire.speculate.head_file import HeadFile, spread
+from quire.speculate.last_row_drafter import LastRowDrafter
 from quire.speculate.tree import Candidates, grow_trees
 
 
@@ -133,15 +132,7 @@ def _of_vllm(file: HeadFile, hidden: int, vocab: int, own: ToLogits) -> tuple[tu
     return tuple(heads), ids
 
 
-class HiddenRow(NamedTuple):
-    """The hidden row that position `position` of a sequence gave: rows[at]."""
-
-    position: int
-    rows: Array
-    at: int
-
-
-class MedusaDrafter:
+class MedusaDrafter(LastRowDrafter):
     """Drafts from the hidden row of the last step that gave a sequence its last token; a head is a pass."""
 
     passes = True
@@ -150,46 +141,27 @@ class MedusaDrafter:
     longest = sys.maxsize
 
     def __init__(self, medusa: Medusa, target: ModelStep, form: TreeForm | None) -> None:
+        super().__init__(target)
         self._form, self._level = form, 0
         self.weight_bytes = medusa.weight_bytes
-        self._medusa, self._hidden, self._ops = medusa, target.hidden, target.ops
+        self._medusa, self._ops = medusa, target.ops
         self._vocab_size = target.model.spec.vocab_size
         self._sampler = Sampler(target.ops, self._vocab_size)
 
-    def ready(self, seq: Sequence) -> bool:
-        """Whether the row of its last token is there: not where a step ahead took its place."""
-        kept = seq.draft.lookup
-        return isinstance(kept, HiddenRow) and kept.position == len(seq.tokens) - 2
-
-    def computed(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult] = ()) -> None:
-        """Keep, for each sequence that got tokens, the row that the last of them was drawn from."""
-        places, owners, at = [], [], 0
-        for chunk, result in zip(plan.chunks, results, strict=False):
-            wanted = wanted_rows(chunk)
-            if result.tokens and not result.retry_without_draft and result.error is None:
-                first = sum(target is not None for _, target in wanted)
-                places.append(at + first + (result.path[-1] + 1 if result.path else 0))
-                owners.append((chunk.seq, len(chunk.seq.tokens) + len(result.tokens) - 2))
-            at += len(wanted)
-        if places:
-            rows = picked(self._hidden, places)
-            for i, (seq, position) in enumerate(owners):
-                seq.draft.lookup = HiddenRow(position, rows, i)
-
     def propose(self, seqs: GenericSequence[Sequence], limits: GenericSequence[int]) -> None:
         """One token a head; each is drawn like that of a row of the target's."""
-        wanting = [(seq, limit, seq.draft.lookup) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
-        rows = [kept.rows[kept.at] for _, _, kept in wanting if isinstance(kept, HiddenRow)]
+        wanting = [(seq, limit) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
+        rows = [self.row_of(seq) for seq, _ in wanting]
         begin = time.perf_counter()
         if self._form is not None:
             self._level = 0
-            grow_trees(self._form, [(seq, limit) for seq, limit, _ in wanting], self._candidates)
+            grow_trees(self._form, wanting, self._candidates)
             wanting = []
         for i, head in enumerate(self._medusa.heads):
-            going = [k for k, (seq, limit, _) in enumerate(wanting) if limit > i == len(seq.draft.tokens)]
+            going = [k for k, (seq, limit) in enumerate(wanting) if limit > i == len(seq.draft.tokens)]
             if not going:
                 break
-            logits = self._logits(head, concat([rows[k][None] for k in going]))
+            logits = self._logits(head, concat([rows[k] for k in going]))
             drawn = [wanting[k][0] for k in going]
             tokens = self._sampler.tokens(logits, [LogitRow(seq, len(seq.tokens) + i, None, i - 1) for seq in drawn])
             for seq, token in zip(drawn, tokens, strict=True):
@@ -200,9 +172,8 @@ class MedusaDrafter:
     def _candidates(self, seqs: list[Sequence], counts: list[int]) -> list[Candidates]:
         """What the next head says, whatever tokens were tried before."""
         assert self._form is not None
-        kept = [seq.draft.lookup.rows[seq.draft.lookup.at] for seq in seqs if isinstance(seq.draft.lookup, HiddenRow)]
         rows = [LogitRow(seq, len(seq.tokens) + self._level, None, len(seq.draft.tokens) - 1) for seq in seqs]
-        logits = self._logits(self._medusa.heads[self._level], concat([row[None] for row in kept]))
+        logits = self._logits(self._medusa.heads[self._level], concat([self.row_of(seq) for seq in seqs]))
         self._level += 1
         best = zip(counts, *self._sampler.best(logits, rows, self._form.topk), strict=True)
         return [Candidates(np.tile(tokens, (n, 1)), np.tile(chances, (n, 1))) for n, tokens, chances in best]

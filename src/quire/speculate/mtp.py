@@ -63,4 +63,4 @@ def load_mtp(config: EngineConfig, target: Model, ops: Ops) -> Eagle:
     made = EagleDecoder(ops, decoder.embed, entry, layer, norm, decoder.head, given, kept, keeps_normed=True)
     weights = sum(size for _, size in reader.report.values())
     model = replace(beside(config, target, spec, made), report=reader.report, weight_bytes=weights)
-    return Eagle(model, Taps(every=True), None, None, sees=True)
+    return Eagle(model, Taps(every=True), None, None)

@@ -15,8 +15,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.plan import LogitRow
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
+from quire.ops.arrays import Array
+from quire.sample.sampler import Sampler
 
 
 class Candidates(NamedTuple):
@@ -101,3 +104,22 @@ def grow_trees(
             trees[seq].write(seq, final=False)
     for seq, tree in trees.items():
         tree.write(seq, final=True)
+
+
+def nodes_of(seqs: list[Sequence], counts: list[int]) -> list[tuple[Sequence, int]]:
+    """The nodes that end the drafts of `seqs`, so many of each as `counts` says; -1 for the last token."""
+    return [
+        (seq, node)
+        for seq, count in zip(seqs, counts, strict=True)
+        for node in range(len(seq.draft.tokens) - count, len(seq.draft.tokens))
+    ]
+
+
+def best_after(
+    sampler: Sampler, logits: Array, nodes: list[tuple[Sequence, int]], counts: list[int], most: int
+) -> list[Candidates]:
+    """What is likeliest after `nodes`, of which `counts` are of each sequence, by their logits [nodes, V]."""
+    asked = [LogitRow(seq, len(seq.tokens) + len(seq.draft.branch(node)), None, node) for seq, node in nodes]
+    tokens, chances = sampler.best(logits, asked, most)
+    ends = np.cumsum(counts)[:-1]
+    return [Candidates(*found) for found in zip(np.split(tokens, ends), np.split(chances, ends), strict=True)]

@@ -57,7 +57,7 @@ class _SiteReader(WeightReader):
         self._tell_site(("head",) if roles == ("embed",) else roles, layer)
         return super().matrix(roles, layer, expert)
 
-    def dense(self, role: str, layer: int) -> Linear:
+    def dense(self, role: str, layer: int | None) -> Linear:
         """Read dense numbers as `WeightReader` does."""
         self._tell_site((role,), layer)
         return super().dense(role, layer)

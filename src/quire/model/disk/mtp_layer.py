@@ -13,6 +13,9 @@ from quire.model.families.mtp import mtp_beginning, mtp_family, mtp_spec
 from quire.model.families.row import Family
 from quire.model.spec import ModelSpec
 
+MOST_AHEAD = 8
+"""Layers behind a model's last that are known as such."""
+
 
 def part_mtp(source: TensorSource, spec: ModelSpec, family: Family) -> tuple[TensorSource, TensorSource | None]:
     """The tensors of the model, and those of the layer; None where the files have no such layer."""
@@ -21,6 +24,18 @@ def part_mtp(source: TensorSource, spec: ModelSpec, family: Family) -> tuple[Ten
         return source, None
     own = {name for name in source.infos if name.startswith(start)}
     return SourceSubset(source, source.infos.keys() - own), SourceSubset(source, own)
+
+
+def left_out(source: TensorSource, spec: ModelSpec, family: Family) -> list[str]:
+    """A note of layers for multi-token prediction in `source`, the model's tensors, which are skipped; none where there
+    are none."""
+    layer = family.names["layer"]
+    ahead = tuple(layer.format(spec.file_layer(spec.layers - 1) + 1 + i) for i in range(MOST_AHEAD))
+    own = tuple(start for start in family.skipped if "mtp" in start or start in ahead)
+    count = sum(name.startswith(own) for name in source.infos) if own else 0
+    if not count:
+        return []
+    return [f"layers for multi-token prediction ({count} tensors) are left out: those of {spec.family!r} do not draft"]
 
 
 def with_mtp(opened: ModelHeaders, source: TensorSource | None) -> ModelHeaders:

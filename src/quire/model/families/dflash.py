@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from quire.core.errors import ModelError
 from quire.model.disk.hf_config import HfConfig
@@ -18,6 +20,26 @@ BLOCK_SIZE = 16
 
 SIGHT = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 """Fields about what rows see, which mean something else for blocks: `_sight` reads them."""
+
+OTHERS: Mapping[str, Mapping[str, Any]] = {
+    "muse_glimmer_assistant": {
+        "hidden_size": 6656,
+        "intermediate_size": 19968,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "max_position_embeddings": 131072,
+        "sliding_window": 2048,
+        "use_swa": True,
+        "mask_token_id": 201818,
+        "target_layer_ids": [1, 13, 25, 37, 49],
+        "is_causal": False,
+    }
+}
+"""By model type, fields that folders of others leave out; their layers are those of the method's authors."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +59,9 @@ def read_blocks(config: HfConfig, target: ModelSpec, name: str, tokens: int) -> 
 
     `ModelError` where they do not fit `target`, which is called `name`.
     """
+    if (kind := config.text("model_type", "")) in OTHERS:
+        given = {name: value for name, value in config.raw.items() if value is not None}
+        config = HfConfig({**OTHERS[kind], **given, "model_type": "qwen3"}, config.where)
     raw = {"vocab_size": target.vocab_size} | {k: v for k, v in config.raw.items() if k not in SIGHT}
     spec, _, _ = read_spec(raw, config.where)
     for field, said, needed in (

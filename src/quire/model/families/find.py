@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
+from quire.model.families.assistants import check_alone
 from quire.model.families.multimodal import HEADS, MULTIMODAL, NESTED, text_config
-from quire.model.families.row import Family, spec_facts
+from quire.model.families.row import Family, facts_of
 from quire.model.families.table import FAMILIES
 from quire.model.families.text_decoders import TEXT_DECODERS
 from quire.model.families.text_parts import ADAPTED, ADAPTERS, FLAT, text_part
@@ -42,6 +43,7 @@ def find_family(config: HfConfig) -> tuple[str, Family]:
 
 def read_spec(raw: Mapping[str, Any], where: str) -> tuple[ModelSpec, Family, HfConfig]:
     """Spec, family and reader (family defaults filled in) of a config.json's content; `where` names it in errors."""
+    check_alone(raw, where)
     part = text_part(raw)
     if part is not None:
         text, sight, where = part.config, Sight(), f"{where}: {part.where}" if part.where else where
@@ -54,9 +56,7 @@ def read_spec(raw: Mapping[str, Any], where: str) -> tuple[ModelSpec, Family, Hf
         heads = (*family.aliases.get("head", ()), *HEADS)
         family = replace(family, nested=NESTED, aliases={**family.aliases, "head": heads})
     config = family.fill_in(HfConfig(text, where))
-    facts = {**spec_facts(config), **family.facts}
-    facts |= {field: read(config, facts["layers"]) for field, read in family.read.items()}
-    return ModelSpec(family=name, sight=sight, **facts), family, config
+    return ModelSpec(family=name, sight=sight, **facts_of(family, config)), family, config
 
 
 def layer_spec(config: HfConfig, target: ModelSpec, name: str) -> ModelSpec:

@@ -9,7 +9,7 @@ modules' names (llm-compressor).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quire.model.disk.renamed_tensors import Rewrite
 
@@ -290,6 +290,7 @@ class MtpNames:
 
 OWN_MTP = MtpNames("mtp.", "layers.0.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 NEXTN = MtpNames("", "", "eh_proj", "enorm", "hnorm", "shared_head.norm", ("embed_tokens.", "shared_head.head."))
+FINAL_NEXTN = replace(NEXTN, final_norm="final_layernorm")
 GGUF_NEXTN = MtpNames(
     *("", "", "nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"),
     copies=("nextn.embed_tokens.", "nextn.shared_head_head."),

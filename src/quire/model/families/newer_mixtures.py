@@ -23,6 +23,7 @@ from quire.model.families.mixtures import (
 from quire.model.families.names import (
     BIAS_FLAGS,
     CORRECTION,
+    FINAL_NEXTN,
     LLAMA,
     MIXTRAL_WRITTEN,
     MLP_BIAS,
@@ -250,6 +251,7 @@ def hy_v3(config: HfConfig) -> Family:
         ),
         rewrites=(*HY_WRITTEN, *STACKED),
         skipped=layers_ahead(config),
+        mtp=FINAL_NEXTN,
     )
 
 

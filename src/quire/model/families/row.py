@@ -256,3 +256,9 @@ def spec_facts(config: HfConfig) -> dict[str, Any]:
         "bos_token_id": bos[0] if bos else None,
         "kv_source": shared_layers(config, layers),
     }
+
+
+def facts_of(family: Family, config: HfConfig) -> dict[str, Any]:
+    """All spec fields of a model of `family`, whose defaults `config` has."""
+    facts = {**spec_facts(config), **family.facts}
+    return facts | {field: read(config, facts["layers"]) for field, read in family.read.items()}

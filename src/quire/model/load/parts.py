@@ -175,13 +175,13 @@ def load_o(reader: WeightReader, role: str, index: int) -> Product:
 
     inner = reader.vector("o_norm", index) if role == "o" else None
     if inner is not None:
-        return NormedProduct(InnerNorm(inner, spec.norm_eps), _in_parts(reader, role, load))
-    return _in_parts(reader, role, load)
+        return NormedProduct(InnerNorm(inner, spec.norm_eps), _in_parts(reader, spec, role, load))
+    return _in_parts(reader, spec, role, load)
 
 
-def _in_parts(reader: WeightReader, role: str, load: Callable[[WeightReader], Product]) -> Product:
-    """What `load` makes of this rank's share, in runs of whole heads or channels where the reader makes any."""
-    spec = reader.opened.spec
+def _in_parts(reader: WeightReader, spec: ModelSpec, role: str, load: Callable[[WeightReader], Product]) -> Product:
+    """What `load` makes of this rank's share, in runs of whole heads or channels where the reader makes any; `spec`
+    has the sizes of the layer."""
     if not reader.form.runs:
         return load(reader)
     columns, runs = ROLES[role].shape(spec)[1], gcd(RUNS, ROLES[role].units(spec))

@@ -219,7 +219,7 @@ class WeightReader:
         holder = self._holder(role, layer)
         return self._ordered(role, holder, *self._whole(holder, layer, None, DISK_ROLES[role].wide), layer)
 
-    def dense(self, role: str, layer: int) -> Linear:
+    def dense(self, role: str, layer: int | None) -> Linear:
         """A matrix whose products are those of f32: a router's choice is all or nothing, so nothing may be rounded."""
         names = self.opened.claim.get(role, layer)
         weight: Array = self.read(names["weight"])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import EXPERT_RANKS, NO_EXPERTS, WHOLE_EXPERTS
 from quire.core.exclusions.table import row_of
-from quire.model import mlp_roles, stream_roles, tower_roles
+from quire.model import draft_roles, mlp_roles, stream_roles, tower_roles
 from quire.model.layer_sizes import LayerSizes
 from quire.model.mixers import attention, delta, lightning
 from quire.model.mixers.layer_mixers import ROLES as MIXED
@@ -66,12 +66,7 @@ ROLES: dict[str, Role] = {
     ),
 }
 
-ROLES |= {
-    "mtp_join": Role("linear", lambda s: (s.hidden, 2 * s.hidden), layer=False, optional=True),
-    "mtp_token_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
-    "mtp_hidden_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
-}
-"""What a layer that predicts further tokens has beside those of a layer (`families.mtp`)."""
+ROLES |= draft_roles.ROLES
 
 
 def _encoder(name: str) -> Role:
