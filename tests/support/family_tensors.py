@@ -183,7 +183,33 @@ LATENTS = {"kv_lora_rank": 64, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v
            "num_key_value_heads": 4, "first_k_dense_replace": 1}  # fmt: skip
 FEW = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "n_shared_experts": 2,
        "n_group": 4, "topk_group": 2}  # fmt: skip
+MINIMAX_PARTS = {"full_attn": "full_attention", "linear_attn": "linear_attention", "mlp": "mlp"}
+MINIMAX = Relative(
+    "minimax",
+    facts={
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 128,
+        "block_size": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        **{f"{part}_alpha_factor": 3.5 for part in MINIMAX_PARTS},
+        **{f"{part}_beta_factor": 0.75 for part in MINIMAX_PARTS},
+    },
+    fields=lambda c: {
+        "attn_type_list": [0, 1, 0],
+        "postnorm": True,
+        "shared_intermediate_size": 0,
+        "rotary_dim": 16,
+        "layer_types": None,
+        **{f"layernorm_{own}_alpha": 3.5 for own in MINIMAX_PARTS.values()},
+        **{f"layernorm_{own}_beta": 0.75 for own in MINIMAX_PARTS.values()},
+        **{f"{part}_{name}_factor": None for part in MINIMAX_PARTS for name in ("alpha", "beta")},
+    },
+)
+"""As its first release has it."""
 RELATIVES: dict[str, Relative] = {
+    "minimax_m1": MINIMAX,
+    "minimax_text_01": MINIMAX,
     "deepseek": Relative(
         "aria_text",
         as_deepseek,

@@ -123,6 +123,12 @@ def test_fields_of_the_release(variant: str, tmp_path: Path) -> None:
     assert_equal(tmp_path, backend("reference"), lambda tokens: logits(oracle, tokens))
 
 
+def test_part_of_a_head_turns_where_minimax_says_so(tmp_path: Path) -> None:
+    write_relative(tmp_path, "minimax_m1")
+    edit_config(tmp_path, rotary_dim=8)
+    assert describe(str(tmp_path)).spec.rope[1].dim == 8
+
+
 def test_a_norm_that_nothing_reads_is_left_out(tmp_path: Path) -> None:
     """A.X K1's files have it in dense layers, and no correction bias."""
     oracle = write(tmp_path, "axk1", **NEWER["axk1"][1])
@@ -152,6 +158,7 @@ def test_experts_turned_or_not(tmp_path: Path) -> None:
     ("dbrx", {"ffn_config": {"moe_normalize_expert_weights": 2.0}}, "moe_normalize_expert_weights"),
     ("granitemoe_swa", {"layer_rope_theta": [0, 1.0]}, "layer_rope_theta"),
     ("minimax", {"mlp_alpha_factor": 2.0}, "mlp_alpha_factor"),
+    ("minimax", {"postnorm": False}, "postnorm"),
     ("minimax", {"layer_types": ["linear_attention"] * 3}, "layer_types"),
     ("hy_v3", {"mlp_layer_types": ["dense", "sparse"]}, "mlp_layer_types"),
 ])  # fmt: skip

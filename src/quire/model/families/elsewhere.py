@@ -39,6 +39,14 @@ LACKS: Mapping[str, str] = {
 }
 """Model types and architectures -> what a row of theirs would need that no family of the table has."""
 
+FOLDERS = {
+    "bailingmoe2": ("bailing_moe_v2",),
+    "bailingmoe3": ("bailing_hybrid",),
+    "minimax-01": ("minimax", "minimax_text_01", "minimax_m1"),
+    "muse-glimmer": ("muse_glimmer_text",),
+}
+"""Architectures -> rows of folders that become such files, where names do not say it."""
+
 
 class Causal(NamedTuple):
     """A causal model type of transformers: its class, and what in its source is against running it ("": nothing)."""
@@ -103,7 +111,8 @@ def why_no_gguf(architecture: str) -> str:
     if known.encoder:
         return "it makes vectors or is an encoder, and of those no GGUF file is read; give the original folder"
     plain = architecture.replace("-", "").replace("_", "")
-    folders = [name for name in HERE if name in known.types or name.replace("_", "") == plain]
+    same = (*known.types, *FOLDERS.get(architecture, ()))
+    folders = [name for name in HERE if name in same or name.replace("_", "") == plain]
     if folders:
         return f"nobody has said yet what its tensors are called; its folders run (model_type {', '.join(folders)})"
     slow = [name for name in known.types if runs_slowly(name)]

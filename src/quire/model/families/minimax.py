@@ -1,4 +1,4 @@
-"""The row of MiniMax-Text-01 (MiniMax 2025): lightning attention in most layers, on a stream that norms replace."""
+"""The row of MiniMax-Text-01 and M1 (MiniMax 2025): lightning attention in most layers; norms replace the stream."""
 
 from __future__ import annotations
 
@@ -81,8 +81,16 @@ def experts(config: HfConfig, layers: int) -> MoE:
     return replace(found, routing=replace(found.routing, scale=added(config, "mlp")))
 
 
+def turned(config: HfConfig) -> float:
+    """The share of a head that turns: `rotary_dim` numbers of it, where a file says so."""
+    size = config.integer("linear_key_head_dim")
+    return config.integer("rotary_dim", size, high=size) / size
+
+
 def minimax(config: HfConfig) -> Family:
-    """Mixtral's attention and experts."""
+    """Mixtral's attention and experts. Files of the first release, and of MiniMax-M1, have types of their own."""
+    if not config.flag("postnorm", True) or config.integer("shared_intermediate_size", 0, low=0):
+        raise config.fail("postnorm", "false, and shared_intermediate_size above 0, are not supported")
     family = Family(
         NAMES,
         {
@@ -96,6 +104,7 @@ def minimax(config: HfConfig) -> Family:
             "linear_key_head_dim": lambda c: c.integer(
                 "head_dim", c.integer("hidden_size") // c.integer("num_attention_heads"), high=1 << 12
             ),
+            "partial_rotary_factor": turned,
         },
         {
             "mixers": mixers,

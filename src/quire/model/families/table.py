@@ -332,6 +332,8 @@ FAMILIES: dict[str, Row] = {
     "falcon_h1": falcon_h1,
     "kimi_linear": kimi_linear,
     "minimax": minimax,
+    "minimax_m1": minimax,
+    "minimax_text_01": minimax,
     "llama4_text": LLAMA4_TEXT,
     **GEMMAS,
     "zamba2": zamba2,
