@@ -20,6 +20,7 @@ from image_families import CASES, IDEFICS, Case, backend, folder_of, processor_o
 from image_files import sample_image
 from quire.core.errors import BadRequest, ModelError
 from quire.core.images import placeholders
+from quire.images.processor_config import image_settings
 from quire.images.prompt import ImagePrompts, PreparedImage, open_image_prompts
 from quire.model.vision.reading import Pixels, read_pixels
 from quire.text.template import ChatTemplate
@@ -264,9 +265,9 @@ def test_tower_and_processor_read_the_file_that_transformers_reads(
     try:
         want, _ = ImageProcessingMixin.get_image_processor_dict(tmp_path)
     except OSError:
-        assert open_image_prompts(tmp_path) is None and read_pixels(tmp_path, Pixels()) == Pixels()
+        assert open_image_prompts(tmp_path) is None and read_pixels(image_settings(tmp_path), Pixels()) == Pixels()
         return
-    image_prompts, pixels = open_image_prompts(tmp_path), read_pixels(tmp_path, Pixels())
+    image_prompts, pixels = open_image_prompts(tmp_path), read_pixels(image_settings(tmp_path), Pixels())
     assert image_prompts is not None
     assert image_prompts.prepare(IMAGES[0]).parts[0].shape == (1, want["crop_size"], want["crop_size"])
     assert [*pixels.mean, *pixels.std] == [*want["image_mean"], *want["image_std"]]
@@ -274,7 +275,7 @@ def test_tower_and_processor_read_the_file_that_transformers_reads(
 
 def test_a_processor_that_is_no_object_is_refused(tmp_path: Path) -> None:
     (tmp_path / "processor_config.json").write_text('{"image_processor": "CLIPImageProcessor"}')
-    for read in (open_image_prompts, lambda folder: read_pixels(folder, Pixels())):
+    for read in (open_image_prompts, lambda folder: read_pixels(image_settings(folder), Pixels())):
         with pytest.raises(ModelError, match=r"processor_config\.json: image_processor must be an object, not 'CLIP"):
             read(tmp_path)
 

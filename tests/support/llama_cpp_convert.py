@@ -1,9 +1,10 @@
 """llama.cpp's own converter over checkpoints without a tokenizer: `tests/gguf/test_llama_cpp.py` runs it as a process.
 
-    python llama_cpp_convert.py SOURCES < {"folder": ..., "out": ...} a line
+    python llama_cpp_convert.py SOURCES < {"folder": ..., "out": ..., "mmproj": false} a line
 
 SOURCES is the folder of llama.cpp. Every file gets the made-up vocabulary of gguf_models.py; all else, names and order
-of tensors, what is done to their numbers, every other key, is the converter's. Prints a line per file written.
+of tensors, what is done to their numbers, every other key, is the converter's. "mmproj": the file of what makes rows of
+images, which has no vocabulary. Prints a line per file written.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def main() -> None:
     import gguf
     import torch
     from conversion import get_model_class
+    from conversion.base import ModelBase, ModelType, get_model_architecture
 
     from gguf_models import add_vocabulary
 
@@ -33,12 +35,15 @@ def main() -> None:
     for line in sys.stdin:
         command = json.loads(line)
         folder = Path(command["folder"])
-        config = json.loads((folder / "config.json").read_text())
-        kind = get_model_class(config["architectures"][0])
+        config, mmproj = json.loads((folder / "config.json").read_text()), command.get("mmproj", False)
+        name = config["architectures"][0]
+        if mmproj:
+            name = get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.MMPROJ)
+        kind = get_model_class(name, mmproj=mmproj)
         own = {"set_vocab": set_vocab, "model_arch": kind.model_arch, "no_mtp": True}  # of which these have none
         made = type(kind.__name__, (kind,), own)
         with torch.inference_mode():
-            hparams = kind.load_hparams(folder, False) | config
+            hparams = None if mmproj else kind.load_hparams(folder, False) | config
             out = Path(command["out"])
             made(folder, gguf.LlamaFileType.ALL_F32, out, model_name="tiny", hparams=hparams).write()
         print(json.dumps({"out": command["out"]}), flush=True)

@@ -56,6 +56,7 @@ class MadeUpTower:
     """Features are random numbers that the pixels begin."""
 
     nbytes = 0
+    file: Path | None = None
 
     def __init__(self, sight: Sight) -> None:
         self.width = HIDDEN * (1 + sight.deep)

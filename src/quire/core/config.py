@@ -98,6 +98,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "Largest size of that cache in GiB. The least recently used weights are deleted first.", ge=0, le=1 << 20
         ),
     ] = 64.0
+    mmproj: Annotated[
+        str | None,
+        common(
+            "File mmproj-*.gguf with the vision encoder of a GGUF model. By default the one in the model's folder.",
+        ),
+    ] = None
     language_model_only: Annotated[
         bool, about("Serve a vision-language model without its vision encoder, for text only.")
     ] = False

@@ -23,7 +23,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     `weights`: a digest of samples of the files, where several hosts have copies. `takes_images`: whether prompts may
     have images, and `image_limits` of one; recordings and rows on disk have both under older names. `weight_bytes` and
     `kv_cache_bytes` are of the first rank. `family`: the architecture, as `quire show` names it; "" = not known.
-    `drafts`: the method by which tokens are guessed ahead; "" = none.
+    `drafts`: the method by which tokens are guessed ahead; "" = none. `mmproj`: the file that says how images are cut,
+    where the model has one; "" = its folder does.
     """
 
     model: str
@@ -57,6 +58,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int = 0
     family: str = ""
     drafts: str = ""
+    mmproj: str = ""
 
 
 RANK_KILLED = "rank_killed"

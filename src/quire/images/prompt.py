@@ -153,15 +153,17 @@ def _runs(rows: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[tuple[int, int], .
     return tuple((int(rows[start]), int(count)) for start, count in zip(starts, counts, strict=True))
 
 
-def open_image_prompts(folder: str | Path, tokenizer: Tokenizer | None = None) -> ImagePrompts | None:
-    """What the model in `folder` makes of images; None if it takes none, or does not say how (GGUF files,
-    a folder without preprocessor_config.json).
+def open_image_prompts(
+    folder: str | Path, tokenizer: Tokenizer | None = None, settings: Settings | None = None
+) -> ImagePrompts | None:
+    """What the model in `folder` makes of images; None if it takes none, or does not say how (a folder without
+    preprocessor_config.json). `settings`: what is said of them elsewhere, for a GGUF file.
 
     With its `tokenizer`, tokens are checked against it, and a user's text can forge none (`Tokenizer.guard`).
     `ModelError` names what does not fit.
     """
     folder = Path(folder)
-    settings = read_settings(folder) if folder.is_dir() else None
+    settings = read_settings(folder) if settings is None and folder.is_dir() else settings
     layout = None if settings is None else make_layout(settings)
     if settings is None or layout is None:
         return None

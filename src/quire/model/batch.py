@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from quire.core.images import PromptImage
@@ -75,6 +76,11 @@ class Vision(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of the weights."""
+        ...
+
+    @property
+    def file(self) -> Path | None:
+        """The file that it lies in, if that is not one of the decoder's."""
         ...
 
     def scratch(self, rows: int) -> int:

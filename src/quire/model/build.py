@@ -100,6 +100,11 @@ class Model:
         return short_reach(self.spec.rope, self.max_model_len)
 
     @property
+    def mmproj(self) -> Path | None:
+        """The file of what makes rows of images, where it is not one of the decoder's."""
+        return None if self.vision is None else self.vision.file
+
+    @property
     def own(self) -> range:
         """The layers that it has itself."""
         return range(self.spec.layers) if self.span is None else self.span

@@ -20,6 +20,7 @@ from quire.model.disk.generation import GenerationDefaults, read_generation
 from quire.model.disk.gguf_model import GgufModel
 from quire.model.disk.headers import ModelHeaders, VisionHeaders
 from quire.model.disk.hf_config import read_json
+from quire.model.disk.mmproj_file import find_mmproj, refuse_mmproj
 from quire.model.disk.mtp_layer import left_out, part_mtp, with_mtp
 from quire.model.disk.pooling_config import CLASSIFIER, classifies, headless, read_pooling
 from quire.model.disk.renamed_tensors import Rewritten
@@ -33,6 +34,7 @@ from quire.model.mixers.layer_mixers import kv_bytes_per_token
 from quire.model.mixers.mixer import WIDE
 from quire.model.spec import ModelSpec
 from quire.model.transformers_backend.detect import TransformersModel, borrowed_headers
+from quire.model.vision.mmproj import open_mmproj
 from quire.model.vision.vision_headers import open_vision, part
 from quire.quant.registry import cache_scales, detect, matrix_scheme
 from quire.store.catalog import look_up
@@ -151,13 +153,27 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
         claimed = claim(source.infos, spec, family, required, scheme)
     except ModelError as error:
         raise ModelError(f"{folder}: {error.message}") from None
-    pooling = read_pooling(folder, config, spec.hidden, not bare)
+    pooling, beside = read_pooling(folder, config, spec.hidden, not bare), _images(model, gguf, hub, spec, notes)
     named = own_name(model, folder)
-    vision = open_vision(folder, raw, spec, vision_part, seed)
+    vision, spec = beside or (open_vision(folder, raw, spec, vision_part, seed), spec)
     made = ModelHeaders(
         named, folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes), pooling, vision
     )
     return with_mtp(made, further)
+
+
+def _images(
+    model: str, gguf: GgufModel | None, hub: Hub, spec: ModelSpec, notes: list[str]
+) -> tuple[VisionHeaders, ModelSpec] | None:
+    """What makes rows of images for a GGUF model, if there is a file for it, and the decoder's shape with images."""
+    if gguf is None:
+        refuse_mmproj(hub, model)
+        return None
+    found = find_mmproj(model, gguf.file.path, hub, notes)
+    if found is None:
+        return None
+    vision, sight = open_mmproj(found, gguf, spec)
+    return vision, replace(spec, sight=sight)
 
 
 def decoder_alone(
@@ -199,7 +215,7 @@ def _facts(opened: ModelHeaders) -> ModelFacts:
     total = opened.claim.parameters(infos, opened.scheme)
     routed = opened.claim.parameters(infos, opened.scheme, experts_only=True)
     seen = opened.vision
-    parts = (opened,) if seen is None else (opened, seen.tower, seen.projector)
+    parts = (opened,) if seen is None or seen.nbytes else (opened, seen.tower, seen.projector)
     vision = None if seen is None else _vision_facts(seen)
     mtp = None if opened.mtp is None else _facts(opened.mtp)
     return ModelFacts(
@@ -216,7 +232,8 @@ def _facts(opened: ModelHeaders) -> ModelFacts:
         parameters=total,
         active_parameters=total - (routed // routing.experts * (routing.experts - routing.top_k) if routed else 0),
         bytes_on_disk=sum(i.nbytes for part in parts for i in part.source.infos.values())
-        + (0 if mtp is None else mtp.bytes_on_disk),
+        + (0 if mtp is None else mtp.bytes_on_disk)
+        + (0 if seen is None else seen.nbytes),
         kv_bytes_per_token=kv_bytes_per_token(opened.spec, BF16),
         generation=read_generation(opened.folder, opened.spec),
         notes=opened.notes,

@@ -14,6 +14,8 @@ import numpy as np
 
 from quire.core.errors import ModelError
 from quire.gguf.file import GgufFile, kind_of
+from quire.gguf.mmproj import KIND as MMPROJ
+from quire.gguf.mmproj import Mmproj
 from quire.model.disk.checkpoint import Checkpoint
 from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.disk.gguf_tensors import GgufTensors, open_files
@@ -24,7 +26,10 @@ from quire.model.nearest import nearest_architecture, nearest_family
 Rows = list[tuple[str, str]]
 ROW = "a row of its own would run it: docs/extend/family.md says how"
 KINDS = {
-    "mmproj": ("what makes rows of images for a model of text", "it is no model; images need the folder of the model"),
+    "mmproj": (
+        "what makes rows of images for a model of text",
+        "it is no model; name the model's own file, and this one by --mmproj",
+    ),
     "imatrix": ("statistics of activations (llama-imatrix)", "no model; quire compress takes it: --set imatrix=FILE"),
     "adapter": ("a low-rank adapter", "name the folder it was made of (adapter_config.json) as --lora-modules"),
     "vocab": ("a vocabulary without weights", "it is no model; name one with weights"),
@@ -118,7 +123,8 @@ def _of_gguf(path: Path) -> Outline:
             types[tensor.type.name] += prod(tensor.shape)
     what, remedy = KINDS.get(held, ("a model", ROW))
     rows = [("file", str(path)), ("holds", what), ("architecture", name), *_general_rows(file)]
-    rows += [*_sizes(file.metadata, f"{name}."), *_vocabulary_rows(file)]
+    rows += _projector_rows(file) if held == MMPROJ else []
+    rows += [*_sizes(file.metadata, "clip.vision." if held == MMPROJ else f"{name}."), *_vocabulary_rows(file)]
     rows += _parameter_rows(types, sum(len(each.tensors) for each in files))
     rows += [("files", str(len(files)))] if len(files) > 1 else []
     if held in KINDS:
@@ -126,6 +132,19 @@ def _of_gguf(path: Path) -> Outline:
     if name in ARCHITECTURES:
         return Outline(rows, "", "the reason above says what; the architecture itself is read")
     return Outline(rows, nearest_architecture(name, GgufTensors(files)).said, remedy)
+
+
+def _projector_rows(file: GgufFile) -> Iterator[tuple[str, str]]:
+    """What a mmproj file belongs to, and whether it is read."""
+    metadata = file.metadata
+    kind = metadata.get("clip.projector_type", metadata.get("clip.vision.projector_type"))
+    yield "projector", str(kind)
+    try:
+        models = ", ".join(Mmproj.open(file.path).row.texts)
+    except ModelError as error:
+        yield "is read", f"no: {error.message.removeprefix(f'{file.path}: ')}"
+        return
+    yield "belongs to", f"a model of {models}, with rows of {metadata.get('clip.vision.projection_dim')} numbers"
 
 
 def _general_rows(file: GgufFile) -> Iterator[tuple[str, str]]:

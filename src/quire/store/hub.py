@@ -15,21 +15,27 @@ FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "*.ti
 """Weights, configuration, chat templates, and vocabularies in every form."""
 ENDS = (".gguf", "-*-of-*.gguf")
 """Of the names of GGUF files: of a model in one, and in several."""
+MMPROJ = "*mmproj*[-._][Ff]16.gguf"
+"""Of the file that makes rows of images, which repositories have in several formats."""
 
 
 class Hub(NamedTuple):
-    """Which `revision` of a model (a branch, tag or commit; None = the newest), and the `folder` of downloads."""
+    """Which `revision` of a model (a branch, tag or commit; None = the newest), and the `folder` of downloads.
+
+    `mmproj`: the file that makes rows of images for a GGUF model; None = that which lies beside it, "" = none.
+    """
 
     revision: str | None = None
     folder: str | None = None
+    mmproj: str | None = None
 
 
 NEWEST = Hub()
 
 
 def hub_of(options: ModelConfig) -> Hub:
-    """Revision and folder for the model itself."""
-    return Hub(options.revision, options.download_dir)
+    """Revision, folder and mmproj file for the model itself."""
+    return Hub(options.revision, options.download_dir, "" if options.language_model_only else options.mmproj)
 
 
 def hub_beside(options: ModelConfig) -> Hub:
@@ -49,14 +55,17 @@ def repository_of(name: str) -> str:
     return found["repo"]
 
 
-def wanted_files(name: str) -> list[str]:
-    """Patterns of the files that a hub name asks for."""
+def wanted_files(name: str, hub: Hub) -> list[str]:
+    """Patterns of the files that a hub name asks for; for owner/model:Q4_K_M, of what makes rows of images, too."""
     found = NAME.fullmatch(name)
     assert found is not None, "is_hub_name was asked"
     kind, file = found["kind"], found["file"]
     if file:
         return [SHARD.sub(r"\1-*-of-\3.gguf", file)]
-    return [f"*{case}{end}" for case in (kind.upper(), kind.lower()) for end in ENDS] if kind else FILES
+    if not kind:
+        return FILES
+    beside = [MMPROJ] if hub.mmproj is None else []
+    return [*(f"*{case}{end}" for case in (kind.upper(), kind.lower()) for end in ENDS), *beside]
 
 
 def download(name: str, hub: Hub) -> Path:
@@ -72,7 +81,7 @@ def download(name: str, hub: Hub) -> Path:
     kind, file = found["kind"], found["file"]
     try:
         where = snapshot_download(
-            found["repo"], revision=hub.revision, cache_dir=hub.folder, allow_patterns=wanted_files(name)
+            found["repo"], revision=hub.revision, cache_dir=hub.folder, allow_patterns=wanted_files(name, hub)
         )
     except (OSError, ValueError) as error:
         reason = _reason(error, found["repo"])
@@ -133,7 +142,7 @@ def _gguf(name: str, folder: Path, pattern: re.Pattern[str] | None, file: str) -
         files = [folder / file] if (folder / file).is_file() else []
     else:
         found = sorted(path for path in folder.rglob("*.gguf") if pattern.fullmatch(path.name))
-        files = [path for path in found if shard_number(path) in (None, 1)]
+        files = [path for path in found if shard_number(path) in (None, 1) and "mmproj" not in path.name.lower()]
     if len(files) != 1:
         there = ", ".join(str(path.relative_to(folder)) for path in files) or "no file of the repository"
         raise ModelError(f"{name!r} means {there}; name one file as owner/model/FILE.gguf")

@@ -88,7 +88,7 @@ def _sizes(name: str, hub: Hub) -> dict[str, int]:
     except Exception as error:
         logger.debug("the hub does not tell sizes of %s: %s", name, error)
         return {}
-    patterns = wanted_files(name)
+    patterns = wanted_files(name, hub)
     wanted = [s for s in info.siblings if any(fnmatch.fnmatchcase(s.rfilename, p) for p in patterns)]
     return {(s.lfs.sha256 if s.lfs else s.blob_id): s.size or 0 for s in wanted}
 

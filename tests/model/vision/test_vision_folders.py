@@ -22,6 +22,7 @@ from quire.cli import main
 from quire.compress.checkpoint.net import Net
 from quire.core.config import flat_config
 from quire.core.errors import ModelError
+from quire.images.processor_config import image_settings
 from quire.model.build import load_model
 from quire.model.describe import describe, open_model
 from quire.model.families.multimodal import REFUSED
@@ -268,11 +269,11 @@ def test_inspect_shows_the_tower(
 
 def test_pixels_are_read_as_the_processor_says(tmp_path: Path) -> None:
     usual = Pixels()
-    assert read_pixels(tmp_path, usual) == usual
+    assert read_pixels(image_settings(tmp_path), usual) == usual
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": {"image_mean": 0.5}}))
-    assert read_pixels(tmp_path, usual) == Pixels(HALF, usual.std)
+    assert read_pixels(image_settings(tmp_path), usual) == Pixels(HALF, usual.std)
     write_files("gemma3", tmp_path)
-    assert read_pixels(tmp_path, usual) == Pixels(HALF, HALF)
+    assert read_pixels(image_settings(tmp_path), usual) == Pixels(HALF, HALF)
     path = tmp_path / "preprocessor_config.json"
     for change, want in (
         ({"do_normalize": False}, Pixels((0.0,) * 3, (1.0,) * 3)),
@@ -281,11 +282,11 @@ def test_pixels_are_read_as_the_processor_says(tmp_path: Path) -> None:
     ):
         write_files("gemma3", tmp_path)
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
-        assert read_pixels(tmp_path, usual) == want
+        assert read_pixels(image_settings(tmp_path), usual) == want
     for wrong in ([0.5, 0.5], [0.5, 0.5, "x"], [0.5, 0.5, 0.0]):
         path.write_text(json.dumps({"image_std": wrong}))
         with pytest.raises(ModelError, match=r"preprocessor_config.json: image_std: is .* needs three numbers"):
-            read_pixels(tmp_path, usual)
+            read_pixels(image_settings(tmp_path), usual)
 
 
 @pytest.mark.parametrize(

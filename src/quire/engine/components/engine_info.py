@@ -55,6 +55,7 @@ def engine_info(
         implementations=dict(ops.chosen),
         pooling=pooling_of(config, model),
         takes_images=encoding is not None,
+        mmproj="" if model.mmproj is None else str(model.mmproj),
         image_limits=ImageLimits() if encoding is None else encoding.limits.per_image,
         weights=sampled_digest(model.folder) if config.cluster.nnodes > 1 else "",
         kv_cache_bytes=kv.blocks // kv.sizes.holders * kv.block_bytes,

@@ -101,6 +101,7 @@ class Agent:
             told.model,
             model=own.model.model or told.model.model,
             download_dir=own.model.download_dir,
+            mmproj=own.model.mmproj or told.model.mmproj,
             cache_packed=own.model.cache_packed,
         )
         threads = own.device.threads or told.device.threads

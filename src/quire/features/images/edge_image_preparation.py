@@ -30,7 +30,10 @@ from quire.features.images.edge_image_sources import (
     scheme_of,
     too_large,
 )
+from quire.gguf.file import GgufFile
+from quire.gguf.mmproj import Mmproj
 from quire.images.decoding import DecodeLimits, read_image
+from quire.images.processor_config import SettingFields, Settings
 from quire.images.prompt import ImagePrompts, PreparedImage, open_image_prompts
 from quire.model.disk.hf_config import read_json
 from quire.model.families.text_parts import text_part
@@ -61,7 +64,7 @@ class Preparer:
         self._making: dict[Key, Future[PreparedImage]] = {}
         self._lock = threading.Lock()
         able = info.takes_images and find_spec("PIL") is not None
-        self._image_prompts = open_image_prompts(info.folder, tokenizer) if able else None
+        self._image_prompts = open_image_prompts(info.folder, tokenizer, _settings(info)) if able else None
         self.refused = _refused(info, self._image_prompts)
         self.hits = 0
         """Images that were not prepared, as they had been before."""
@@ -224,6 +227,17 @@ def _told(folder: str) -> str:
     path = Path(folder) / "config.json"
     part = text_part(read_json(path)) if path.is_file() else None
     return "" if part is None else part.told
+
+
+def _settings(info: EngineInfo) -> Settings | None:
+    """What the mmproj file of a GGUF model says of images."""
+    if not info.mmproj:
+        return None
+    found = Mmproj.open(Path(info.mmproj))
+    decoder = GgufFile(Path(info.folder))
+    config = found.config(str(decoder.metadata.get("general.architecture")), decoder.path.name)
+    image, text, whole = (SettingFields(said, info.mmproj) for said in (found.image, found.text, config))
+    return Settings(image, text, whole)
 
 
 def _refused(info: EngineInfo, prompts: ImagePrompts | None) -> str:

@@ -24,6 +24,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.plan import Save
 from quire.engine.stats import StoreStats
+from quire.model.build import Model
 from quire.model.load.adapters import parse_modules
 from quire.run.blocks import Bytes
 from quire.run.executor import Executor
@@ -120,7 +121,7 @@ def facts(executor: Executor, kv: KVPlan, since: float) -> str:
             "numpy": _version("numpy"),
             "torch": _version("torch"),
             "transformers": _version("transformers"),
-            "files": [_print(path, since) for each in models for path in _matching(each.folder, FILES)],
+            "files": [_print(path, since) for each in models for path in _files(each)],
             "specs": [repr(each.spec) for each in models],
             "lengths": [each.max_model_len for each in models],
             "layouts": [repr(layout) for each in models for parts in each.layouts for layout in parts],
@@ -163,6 +164,11 @@ def _version(package: str) -> str:
 def _matching(home: Path, patterns: Iterable[str]) -> list[Path]:
     """Files of a folder, or the one that `home` is."""
     return [home] if home.is_file() else sorted({path for pattern in patterns for path in home.glob(pattern)})
+
+
+def _files(model: Model) -> list[Path]:
+    """Files on which keys and values of a model depend."""
+    return _matching(model.folder, FILES) + ([] if model.mmproj is None else [model.mmproj])
 
 
 def _print(path: Path, since: float) -> list[str | int]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from quire.core.errors import ModelError
-from quire.gguf.file import GgufFile
+from quire.gguf.file import CLIP, GgufFile
 from quire.gguf.vocab import end_ids, special_ids, vocab_size
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_architectures import ARCHITECTURES
@@ -67,6 +67,8 @@ class GgufModel:
         files = open_files(path)
         file = files[0]
         name = file.metadata.get("general.architecture")
+        if name == CLIP:
+            raise file.fail("general.architecture", "is that of a mmproj file, which --mmproj names beside its model")
         if not isinstance(name, str) or name not in ARCHITECTURES:
             why = why_no_gguf(str(name)) or f"supported: {', '.join(sorted(ARCHITECTURES))}"
             raise file.fail("general.architecture", f"{name!r:.40} is not supported; {why}")

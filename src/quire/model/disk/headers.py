@@ -51,8 +51,17 @@ class ModelHeaders:
 
 @dataclass(frozen=True)
 class VisionHeaders:
-    """What makes rows of images: a tower, and what brings its rows to the decoder's width, each with its claim."""
+    """What makes rows of images: a tower, and what brings its rows to the decoder's width, each with its claim.
+
+    `nbytes`: of a file of its own, whose matrices are seen otherwise than they lie there; 0: they lie as they are seen.
+    """
 
     tower: ModelHeaders
     projector: ModelHeaders
     reading: Reading
+    nbytes: int = 0
+
+    @property
+    def file(self) -> Path | None:
+        """The file of its own, beside that of the decoder."""
+        return self.tower.folder if self.nbytes else None

@@ -26,7 +26,7 @@ def load_vision(opened: VisionHeaders, ops: Ops, dtype: Dtype) -> Vision:
     size = sum(size for reader in (below, above) for _, size in reader.report.values())
     facts = repr((opened.tower.spec, opened.projector.spec, opened.reading, dtype.name))
     settings = hashlib.blake2b(facts.encode(), digest_size=16).digest()
-    return Vision(tower, projector, deep, newline, opened.reading, size, settings)
+    return Vision(tower, projector, deep, newline, opened.reading, size, settings, opened.file)
 
 
 def load_tower(reader: WeightReader) -> Tower:

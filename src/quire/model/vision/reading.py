@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from quire.core.errors import ModelError
-from quire.images.processor_config import image_settings
+from quire.images.processor_config import SettingFields
 from quire.model.disk.hf_config import HfConfig
 
 Three = tuple[float, float, float]
@@ -51,12 +50,11 @@ class Reading:
     scale: float = 1.0
 
 
-def read_pixels(folder: Path, usual: Pixels) -> Pixels:
-    """Read pixel scaling from what the folder says of cutting images, too (`image_settings`).
+def read_pixels(said: SettingFields | None, usual: Pixels) -> Pixels:
+    """Read pixel scaling from what files say of cutting images, too (`image_settings`).
 
-    `usual`: what it leaves out, and all of it where it says nothing, as in a folder without weights.
+    `usual`: what they leave out, and all of it where they say nothing, as in a folder without weights.
     """
-    said = image_settings(folder)
     if said is None:
         return usual
     config = HfConfig(said.values, said.where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ class Vision:
 
     `deep`: projectors of further features, those of the tower's `reading.deep` layers. `newline` [hidden]: the row
     behind each line of an image. `nbytes`: of all weights. `settings`: what its features depend on beside pixels.
+    `file`: where it lies, if it has a file of its own.
     """
 
     tower: Tower
@@ -33,6 +35,7 @@ class Vision:
     reading: Reading
     nbytes: int
     settings: bytes
+    file: Path | None = None
 
     @property
     def width(self) -> int:

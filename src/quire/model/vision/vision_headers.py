@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import ModelError
+from quire.images.processor_config import SettingFields, image_settings
 from quire.model.disk.checkpoint import TensorSource, float_dtype
 from quire.model.disk.claim import claim
 from quire.model.disk.dummy import DummyWeights
@@ -20,10 +21,10 @@ from quire.model.families.row import Family
 from quire.model.families.text_parts import text_part
 from quire.model.load.roles import DISK_ROLES
 from quire.model.spec import ModelSpec
-from quire.model.vision.projectors import ProjectorContext, read_projector
+from quire.model.vision.projectors import Projector, ProjectorContext, read_projector
 from quire.model.vision.reading import Reading, read_pixels
 from quire.model.vision.tensors import VisionMatrices
-from quire.model.vision.towers import find_tower
+from quire.model.vision.towers import Tower, find_tower
 from quire.quant.registry import DENSE
 
 OUTER = "model."
@@ -49,29 +50,65 @@ def open_vision(
     table = MULTIMODAL.get(str(raw.get("model_type")))
     if table is None or text_part(raw) is not None:
         return None
-    config = HfConfig(raw, str(folder / "config.json"))
-    kind, row = find_tower(vision_config(raw, config.where), table.tower)
-    inner = row.family.fill_in(vision_config(raw, config.where))
-    whole = row.spec(kind, inner)
-    projector = read_projector(ProjectorContext(config, inner, whole, text))
-    reading = replace(projector.reading, pixels=read_pixels(folder, projector.reading.pixels))
+    said = VisionSaid.read(raw, str(folder / "config.json"), table.tower, text, image_settings(folder))
+    row, projector = said.tower, said.projector
     names = set(vision.infos) if vision is not None else set()
     root = OUTER if vision is None or any(name.startswith(OUTER) for name in names) else ""
     own = {name for name in names if name.removeprefix(OUTER).startswith(table.vision[1:])}
-    spec = _shortened(whole, reading, projector.merge)
     beginning = _beginning(row.family.names["patch"], names - own, root + table.vision[0])
-    tower = _Part(inner, spec, _trimmed(row.family, whole, spec, reading), row.required(inner), beginning)
-    made = _Part(config, projector.spec, projector.family, frozenset(projector.required), root)
+    tower = VisionPart(said.inner, said.spec, said.trimmed(row.family), row.required(said.inner), beginning)
+    made = VisionPart(said.config, projector.spec, projector.family, frozenset(projector.required), root)
     turned, grouped = ([root + projector.names[r] for r in roles] for roles in (projector.turned, projector.grouped))
     return VisionHeaders(
         tower.open(folder, None if vision is None else VisionMatrices(vision, names - own), seed),
         made.open(folder, None if vision is None else VisionMatrices(vision, own, turned, grouped), seed),
-        reading,
+        said.reading,
     )
 
 
 @dataclass(frozen=True)
-class _Part:
+class VisionSaid:
+    """What files say of a vision part: `config` of all, `inner` of the tower, and the rows that read them.
+
+    `whole`: the tower's shape with all of its layers, `spec`: as far as its rows are read.
+    """
+
+    config: HfConfig
+    inner: HfConfig
+    tower: Tower
+    whole: ModelSpec
+    spec: ModelSpec
+    projector: Projector
+    reading: Reading
+
+    @classmethod
+    def read(
+        cls, raw: Mapping[str, Any], where: str, usual: str, text: ModelSpec, image: SettingFields | None
+    ) -> VisionSaid:
+        """Read `raw`, the config.json that errors name as `where`.
+
+        `usual`: the type of a tower that names none; `text`: the decoder's shape; `image`: how images are cut.
+        """
+        config = HfConfig(raw, where)
+        kind, row = find_tower(vision_config(raw, where), usual)
+        inner = row.family.fill_in(vision_config(raw, where))
+        whole = row.spec(kind, inner)
+        projector = read_projector(ProjectorContext(config, inner, whole, text))
+        reading = replace(projector.reading, pixels=read_pixels(image, projector.reading.pixels))
+        return cls(config, inner, row, whole, _shortened(whole, reading, projector.merge), projector, reading)
+
+    def trimmed(self, family: Family) -> Family:
+        """`family` without what is not run: the layers behind the last that is read, and the norm behind them."""
+        layer = family.names["layer"]
+        skipped = (*family.skipped, *(layer.format(i) for i in range(self.spec.layers, self.whole.layers)))
+        if self.reading.normed or "final_norm" not in family.names:
+            return replace(family, skipped=skipped)
+        skipped = (*skipped, f"{family.names['final_norm']}.")
+        return replace(family, names=without(family.names, "final_norm"), skipped=skipped)
+
+
+@dataclass(frozen=True)
+class VisionPart:
     """A tower or a projector, whose names stand behind `beginning`."""
 
     config: HfConfig
@@ -100,16 +137,6 @@ def _shortened(spec: ModelSpec, reading: Reading, merge: int) -> ModelSpec:
     layers = max((1, *reading.taps, *reading.deep))
     patches = replace(spec.patches, merge=merge)
     return replace(spec, layers=layers, rope=spec.rope[:layers], windows=spec.windows[:layers], patches=patches)
-
-
-def _trimmed(family: Family, whole: ModelSpec, spec: ModelSpec, reading: Reading) -> Family:
-    """Drop what is not run: the layers behind the last that is read, and the norm behind them."""
-    layer = family.names["layer"]
-    skipped = (*family.skipped, *(layer.format(i) for i in range(spec.layers, whole.layers)))
-    if reading.normed or "final_norm" not in family.names:
-        return replace(family, skipped=skipped)
-    skipped = (*skipped, f"{family.names['final_norm']}.")
-    return replace(family, names=without(family.names, "final_norm"), skipped=skipped)
 
 
 def _beginning(patch: str, names: Collection[str], usual: str) -> str:
