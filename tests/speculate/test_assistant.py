@@ -184,7 +184,7 @@ def test_inspect_says_who_drafts(folders: dict[str, Path]) -> None:
 
 
 def test_an_assistant_does_not_run_alone(folders: dict[str, Path]) -> None:
-    with pytest.raises(ModelError, match="drafts for another model and does not run alone"):
+    with pytest.raises(ModelError, match="does not run alone: it drafts for another model: start that with --spec"):
         engine_of(model=str(folders["gemma4"] / "assistant"))
 
 

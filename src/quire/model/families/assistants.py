@@ -30,6 +30,8 @@ NAMES = {
     "assistant_out": "post_projection",
     "centroids": "masked_embedding.centroids",
 }
+ALONE = 'it drafts for another model: start that with --speculative-config \'{"method": "mtp", "model": FOLDER}\''
+"""Why an assistant does not run."""
 ORDER = "masked_embedding.token_ordering"
 """Tokens of each cluster, cluster by cluster, [V] integers."""
 OWN = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
@@ -39,10 +41,7 @@ OWN = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
 def check_alone(raw: Mapping[str, Any], where: str) -> None:
     """`ModelError` for the config.json of an assistant, which runs beside another model alone."""
     if (kind := raw.get("model_type")) in ASSISTANTS:
-        raise ModelError(
-            f"{where}: model_type {kind!r} drafts for another model and does not run alone: start that one with "
-            '--speculative-config \'{"method": "mtp", "model": "THIS FOLDER"}\''
-        )
+        raise ModelError(f"{where}: model_type: {kind!r} does not run alone: {ALONE}")
 
 
 def read_assistant(raw: Mapping[str, Any], where: str) -> tuple[ModelSpec, Family, HfConfig]:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quire.model.families.assistants import ALONE, ASSISTANTS
 from quire.model.families.multimodal import MULTIMODAL, REFUSED
 from quire.model.families.table import FAMILIES
 
@@ -88,6 +89,8 @@ def architectures() -> dict[str, Converted]:
 
 def why_no_row(model_type: str) -> str:
     """Why a model type that has no row does not run, or how it does; "" where nothing is known of it."""
+    if model_type in ASSISTANTS:
+        return ALONE
     if model_type in REFUSED:
         return REFUSED[model_type]
     known, said = causal_types().get(model_type), list[str]()
