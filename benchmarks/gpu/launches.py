@@ -17,13 +17,14 @@ from torch import Tensor
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.convolution import Convolution, RowLayout
 from quire.ops.experts import ACTIVATIONS, SCORES, Grouped, Routing
+from quire.ops.indexer import BlockIndexer, IndexLayout
 from quire.ops.latents import LatentHeads, LatentLayout, LatentReads
 from quire.ops.layout import KV_FORMATS, LARGEST, KVCache, PlainLayout
 from quire.ops.lazy import array_dtype, torch_dtype
 from quire.ops.recurrent import DeltaSpec, ScanSpec, StateBatch
 from quire.ops.reference.caches import allocate
 from quire.ops.sampling import DRAW, QUERY, RowEdits
-from quire.ops.triton import attention, convolution, linear, moe, recurrent, rowwise, sampling
+from quire.ops.triton import attention, convolution, indexer, linear, moe, recurrent, rowwise, sampling
 from quire.ops.triton import cache as caches
 from quire.ops.triton.gpu import INTERPRETER, Gpu
 from quire.ops.triton.pack import E2M1_TABLE, pack
@@ -40,7 +41,8 @@ CACHED = tuple(map(torch_dtype, KV_FORMATS))
 def all_launches(gpu: Gpu) -> Iterator[Launch]:
     """(name, what launches it) of everything."""
     for part in (
-        products, experts, attentions, latents, cached, convolutions, row_by_row, recurrences, adapters, samplers
+        products, experts, attentions, latents, indexers, cached, convolutions, row_by_row, recurrences, adapters,
+        samplers,
     ):  # fmt: skip
         yield from part(gpu)
 
@@ -216,6 +218,28 @@ def latents(gpu: Gpu) -> Iterator[Launch]:
                 zeros(rows, heads * 192, dtype=dtype), store, ints(sequences + 1), ints(sequences),
                 ints(sequences, 512), LatentReads(0.1),
             )  # fmt: skip
+
+
+def indexers(gpu: Gpu) -> Iterator[Launch]:
+    """DeepSeek V3.2's, GLM-5's and MiniMax M3's, and attention to the latents that the first two choose."""
+    positions, slots, table = ints(4), zeros(4, dtype=torch.int64), zeros(64, 2, 32, dtype=F32)
+    batch = ints(5), ints(4), ints(4, 512)
+    for dtype in (BF16, F16, F32):
+        keys, name = allocate(IndexLayout.of(16, 128, array_dtype(dtype)), 1), NAMES[dtype]
+        for heads in (64, 32):
+            q, weights = zeros(4, heads * 128, dtype=dtype), zeros(4, heads, dtype=F32)
+            label = f"indexer of {heads} heads, {name}"
+            yield label, partial(indexer.choose_tokens, gpu, q, weights, keys, *batch, 2048)
+            at = positions, table, slots, keys, heads
+            yield label, partial(indexer.index_rope_and_cache, gpu, q, zeros(4, 128, dtype=dtype), *at)
+        q, blocks = zeros(4, 8 * 128, dtype=dtype), BlockIndexer(128, 128, 16, 1)
+        yield f"blocks, {name}", partial(indexer.choose_blocks, gpu, q, keys, *batch, blocks)
+    for rank, heads, dtype in ((512, 128, BF16), (512, 64, BF16), (128, 16, BF16), (512, 16, F32)):
+        reads = LatentReads(0.1, ints(4, 2048))
+        yield f"chosen latents of {rank}, {heads} heads, {NAMES[dtype]}", partial(
+            attention.latent_attention, gpu, zeros(4, heads * rank, dtype=dtype), zeros(4, heads * 192, dtype=dtype),
+            latent_cache(rank, dtype), *batch, reads,
+        )  # fmt: skip
 
 
 def latent_cache(rank: int, dtype: torch.dtype) -> KVCache:

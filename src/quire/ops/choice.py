@@ -35,10 +35,9 @@ OPS = (
     "take_columns", "take_rows", "top_logprobs", "whole_attention", "xielu", "zero_blocks",
 )  # fmt: skip
 """Every op. Each backend implements all of them but those of `HOST`, which a test holds."""
-HOST = ("attention_states", "cache_rows", "choose_blocks", "choose_tokens", "fold_states", "index_rope_and_cache",
-        "whole_attention")  # fmt: skip
-"""Ops of the reference and of the CPU alone: what spreads a sequence over processes, and sparse attention, which GPUs
-refuse, and attention without a mask, which is torch's there."""
+HOST = ("attention_states", "cache_rows", "fold_states", "whole_attention")
+"""Ops of the reference and of the CPU alone: what spreads a sequence over processes, and attention without a mask,
+which is torch's on GPUs."""
 READ_WEIGHTS = ("linear", "gated_mlp", "plain_mlp", "grouped_linear", "expert_mlp", "head_linear")
 """Ops that read packed weights."""
 DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/kfd", "/dev/dxg")

@@ -108,7 +108,6 @@ DRAFTS_ON_ONE_RANK = Feature("a draft model on one rank of several", "speculativ
 # The model
 ENCODER = Feature("an encoder", known_from=MODEL)
 LATENTS = Feature("latent attention", known_from=MODEL)
-INDEXERS = Feature("attention to tokens that an indexer chooses", known_from=MODEL)
 SHARED_INDEXERS = Feature("layers that share an indexer", known_from=MODEL)
 BLOCK_INDEXERS = Feature("attention to blocks that an indexer chooses", known_from=MODEL)
 STATES = Feature("layers with a recurrent state", known_from=MODEL)

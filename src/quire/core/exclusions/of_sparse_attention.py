@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from quire.core.exclusions.exclusion import Exclusion
-from quire.core.exclusions.features import BLOCK_INDEXERS, CONTEXT, GPU, INDEXERS, SHARED_INDEXERS, STAGES, TREES
+from quire.core.exclusions.features import BLOCK_INDEXERS, CONTEXT, SHARED_INDEXERS, STAGES, TREES
 
 OF_SPARSE_ATTENTION = (
-    Exclusion(
-        GPU,
-        INDEXERS,
-        "kernels of GPUs read all tokens, and not those that an indexer chooses",
-        "use --device cpu",
-        "device",
-    ),
-    Exclusion(GPU, BLOCK_INDEXERS, "kernels of GPUs choose no blocks", "use --device cpu", "device"),
     Exclusion(CONTEXT, BLOCK_INDEXERS, "a rank chooses among blocks of which others have the keys", "leave it out"),
     Exclusion(
         TREES,

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from quire.core.dtypes import Dtype
 from quire.core.exclusions import features as known
-from quire.core.exclusions.features import Feature
 from quire.model.mixers.latent import Latents
 from quire.model.role import Role
 from quire.model.spec import ModelSpec
@@ -19,7 +18,6 @@ class IndexedLatents(Latents):
     """A `Mixer`. An indexer of `index_heads` with `index_dim` numbers each chooses the tokens; none where `index_heads`
     is 0, and tokens are those that the last layer with an indexer chose."""
 
-    features: frozenset[Feature] = frozenset({known.LATENTS, known.INDEXERS})
     index_heads: int = 0
     index_dim: int = 0
 
@@ -46,7 +44,7 @@ ROLES = {
 }
 """Its matrices and vectors on disk, beside those of latent attention. Each rank has all of them: what is chosen is
 chosen for all heads."""
-SHARING = frozenset({known.LATENTS, known.INDEXERS, known.SHARED_INDEXERS})
+SHARING = frozenset({known.LATENTS, known.SHARED_INDEXERS})
 
 
 def indexed_latents(spec: ModelSpec, layer: int) -> IndexedLatents:

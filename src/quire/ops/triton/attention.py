@@ -18,6 +18,7 @@ from quire.ops.layout import KVCache
 from quire.ops.op import impl
 from quire.ops.triton import attention_kernels as kernels
 from quire.ops.triton.checks import activations, check_cache, scales_of, tensor
+from quire.ops.triton.chosen import attend_chosen
 from quire.ops.triton.chunk_kernels import chunk_kernel
 from quire.ops.triton.gpu import Gpu
 
@@ -93,8 +94,6 @@ def latent_attention(
     block_tables: Tensor,
     reads: LatentReads,
 ) -> Tensor:
-    if reads.chosen is not None:
-        raise ValueError("latent_attention: its kernel reads all tokens, not chosen ones")
     rank = rank_of(cache)
     rows, width = activations(latent, "latent_attention latent")
     q_width = activations(q, "latent_attention q", rows)[1]
@@ -105,6 +104,11 @@ def latent_attention(
     batch = _paged("latent_attention", cu_q, context, block_tables, AttentionSpec(reads.scale), None)
     sizes = gpu.config("latent_attention", rank=rank, bytes=_dot(cache).primitive_bitwidth // 8)
     queries = Queries(latent, heads, rank, q, q_width // heads, cache.layout.head_dim)
+    if reads.chosen is not None:
+        split = splits_of(block_tables.shape[1] * cache.layout.block_size)[0]
+        static = _static(gpu, queries, cache, batch, sizes["keys"]) | {"SPLIT": split}
+        paged, factor = (cu_q, context, block_tables), reads.scale * kernels.LOG2E.value
+        return attend_chosen(gpu, (latent, q), cache, paged, reads.chosen, static, sizes, factor)
     return _attend(gpu, queries, cache, batch, sizes)
 
 

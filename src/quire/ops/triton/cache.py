@@ -43,11 +43,11 @@ def rope_and_cache(
     for norm in norms or ():
         tensor(norm, "rope_and_cache norm", F32, d)
     if rows:
-        together = _together(gpu, heads)
+        together = heads_together(gpu, heads)
         kernels.rope_kernel[(rows, cdiv(heads, together) + cdiv(kv_heads, together))](
             qkv, positions, table, slots, cache.keys, cache.values, *scales_of(cache), *(norms or (None, None)), eps,
             LARGEST.get(layout.dtype, 0.0), cache.keys.stride(0), cache.keys.stride(1), HEADS=heads, KV=kv_heads,
-            SIZE=layout.block_size, BH=together, KIND=_kind(layout).value, **_pairs(table, d, "rope_and_cache"),
+            SIZE=layout.block_size, BH=together, KIND=_kind(layout).value, **pairs_of(table, d, "rope_and_cache"),
         )  # fmt: skip
     return qkv
 
@@ -65,10 +65,10 @@ def rope_queries(
     out = torch.zeros(rows, width + pad * head_dim, dtype=q.dtype, device=q.device)
     if rows:
         heads = width // head_dim
-        together = _together(gpu, heads)
+        together = heads_together(gpu, heads)
         kernels.queries_kernel[(rows, cdiv(heads, together))](
             out, q, positions, table, norm, eps, pad, HEADS=heads, BH=together,
-            **_pairs(table, head_dim, "rope_queries"),
+            **pairs_of(table, head_dim, "rope_queries"),
         )  # fmt: skip
     return out
 
@@ -95,7 +95,7 @@ def latent_rope_and_cache(
     if width % heads.count:
         raise ValueError(f"latent_rope_and_cache: {width} columns are not {heads.count} heads")
     if rows:
-        together = _together(gpu, heads.count)
+        together = heads_together(gpu, heads.count)
         kernels.latent_rope_kernel[(rows, cdiv(heads.count, together) + 1)](
             q, kv, positions, table, slots, cache.keys, cache.values, heads.norm, EPS, cache.keys.stride(0),
             cache.values.stride(0), heads.count, width // heads.count, R=r, RANK=rank, BRANK=next_power_of_2(rank),
@@ -139,15 +139,15 @@ def _kind(layout: KVLayout) -> Any:
     return kernels.INT8 if layout.dtype == I8 else kernels.FP8
 
 
-def _pairs(table: Tensor, d: int, what: str) -> dict[str, int]:
-    """Sizes of the parts of a head: numbers that turn in pairs, and the rest."""
+def pairs_of(table: Tensor, d: int, what: str) -> dict[str, int]:
+    """Sizes of the parts of a head, constants of kernels: numbers that turn in pairs, and the rest."""
     half = tensor(table, f"{what} table", F32, -1, 2, -1).shape[2]
     if 2 * half > d:
         raise ValueError(f"{what} table: {2 * half} dimensions do not fit head_dim {d}")
     return {"D": d, "HALF": half, "HB": next_power_of_2(max(half, 1)), "RB": next_power_of_2(max(d - 2 * half, 1))}
 
 
-def _together(gpu: Gpu, heads: int) -> int:
+def heads_together(gpu: Gpu, heads: int) -> int:
     """Heads of one program."""
     return int(min(next_power_of_2(heads), gpu.config("rowwise")["heads"]))
 
