@@ -24,13 +24,18 @@ HYBRIDS = ("lfm2", "lfm2_moe", "lfm3", "qwen3_next", "qwen3_5_text", "qwen3_5_mo
            "granitemoehybrid", "bamba", "nemotron_h", "mamba2", "mamba", "falcon_mamba", "jamba", "falcon_h1",
            "zamba2", "olmo_hybrid", "minimax", "bailing_hybrid")  # fmt: skip
 """Families some of whose layers have no heads, and of which none can be dropped."""
-UNLIKE = ("laguna", "mimo_v2_flash", "gemma4_text")
-"""Families whose layers may differ in how many heads they have, of which none can be dropped."""
+UNLIKE = ("laguna", "mimo_v2_flash", "gemma3n_text", "gemma4_text", "gemma4_unified_text")
+"""Families whose layers may differ in how many heads they have, or read those of others: none can be dropped."""
+INPUT_OUT = ("per_layer_projection",)
+"""Matrices that add what is given to each layer of a token."""
 MLP_OUT = ("mlp.down_proj", "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.fc2", "fc2", "mlp.fc_out", "ffn.down_proj",
            "feed_forward.w2", "feed_forward.down_proj", "shared_mlp.output_linear", "mixer.down_proj",
            "mixer.shared_experts.down_proj", "mlp.Wo", "ffn.2")  # fmt: skip
 WITHOUT_MLP = ("nemotron_h", "mamba2", "mamba", "falcon_mamba", "falcon_h1", "zamba2")
 """Families some of whose layers have no MLP, and no channels to drop."""
+UNEVEN_MLPS = ("gemma3n", "gemma3n_sparse", "gemma4_shared_keys", "gemma4_small", "gemma4_small_windows",
+               "gemma4_experts")  # fmt: skip
+"""Variants some of whose layers have wider MLPs than others, experts beside an MLP, or gates that few numbers pass."""
 
 
 def checkpoint(folder: Path, variant: str, **facts: Any) -> PreTrainedModel:

@@ -16,7 +16,19 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from model_variants import LATENTS, MIXTURES
 from oracle import backend, logits, relative_error, write
 from paged_model import Paged, prompt
-from pruned_checkpoints import ATTENTION_OUT, HYBRIDS, MLP_OUT, UNLIKE, WITHOUT_MLP, checkpoint, layers_of, part, read
+from pruned_checkpoints import (
+    ATTENTION_OUT,
+    HYBRIDS,
+    INPUT_OUT,
+    MLP_OUT,
+    UNEVEN_MLPS,
+    UNLIKE,
+    WITHOUT_MLP,
+    checkpoint,
+    layers_of,
+    part,
+    read,
+)
 from pruned_checkpoints import PRUNED as VARIANTS
 from quire.compress.prune.structured import SmallerCheckpoint, drop_channels, drop_heads, drop_layers
 from quire.core.config import flat_config
@@ -60,11 +72,13 @@ def same(oracle: PreTrainedModel, made: SmallerCheckpoint, folder: Path) -> None
 
 
 def silence_layer(layer: nn.Module) -> None:
-    """Have attention and MLP add nothing, experts included."""
+    """Have attention and MLP add nothing, experts included, and leave the stream as it is."""
     for name, matrix in layer.named_modules():
-        if name in (*ATTENTION_OUT, *MLP_OUT):
+        if name in (*ATTENTION_OUT, *MLP_OUT, *INPUT_OUT):
             silence(matrix)
     with torch.no_grad():
+        if isinstance(factor := getattr(layer, "layer_scalar", None), Tensor):
+            factor.fill_(1.0)
         for name, p in layer.named_parameters():
             if "down_proj" in name:
                 p.zero_()
@@ -79,6 +93,10 @@ def check_layers(variant: str, folder: Path) -> None:
     oracle = checkpoint(folder / "whole", variant, **({"num_layers": 4} if variant == "gpt_neo" else {}))
     layers = layers_of(oracle)
     gone = [0] if variant == "ernie4_5_moe_biases" else [1] if len(layers) == 3 else [0, 3]
+    if getattr(oracle.config, "num_kv_shared_layers", 0):
+        gone = [len(layers) - 2]  # what the others read stays
+    elif variant.startswith("gemma4") and len(layers) == 4:
+        gone = [0, 1]  # transformers makes the last layer one that sees everything
     for i in gone:
         silence_layer(layers[i])
     made = drop_layers(*rewrite(oracle, folder / "whole"), [i for i in range(len(layers)) if i not in gone])
@@ -165,10 +183,10 @@ UNCUT = (
     "jamba_dense",
     "minimax",
     "minimax_factors",
-    *(v for v in (*VARIANTS, *LATENTS) if v.startswith(("falcon_h1", "minicpm", "zamba2"))),
+    *(v for v in (*VARIANTS, *LATENTS) if v.startswith(("falcon_h1", "gemma3n", "minicpm", "zamba2"))),
 )
 """Their config.json says by the number of a layer what it is, or a layer of it is two here, or what layers add is
-scaled, or how long they remember, by how many there are."""
+scaled, or how long they remember, by how many there are, or layers mix several streams."""
 
 
 @pytest.mark.parametrize("variant", UNCUT)
@@ -187,9 +205,10 @@ def test_layers_of_every_family(variant: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_channels_of_every_family(variant: str, tmp_path: Path) -> None:
-    if variant in MIXTURES or VARIANTS[variant][0] in (*FIXED_WIDTH, *WITHOUT_MLP):
+    if variant in (*MIXTURES, *UNEVEN_MLPS) or VARIANTS[variant][0] in (*FIXED_WIDTH, *WITHOUT_MLP):
         checkpoint(tmp_path, variant)
-        with pytest.raises(ModelError, match=r"experts|no other intermediate_size|have no MLP"):
+        reasons = r"experts|no other intermediate_size|have no MLP|differ in their width|which gates pass"
+        with pytest.raises(ModelError, match=reasons):
             drop_channels(*read(tmp_path), [[0]] * 3)
     else:
         check_channels(variant, tmp_path)
@@ -201,7 +220,8 @@ def test_heads_of_every_family(variant: str, tmp_path: Path) -> None:
     if VARIANTS[variant][0] in FIXED_HEADS or variant == "phi3_longrope":
         oracle = checkpoint(tmp_path, variant)
         reasons = (
-            r"no other (head_dim|short_factor)|spans all heads|rope would change|of some layers only|may differ in how"
+            r"no other (head_dim|short_factor)|spans all heads|rope would change|of some layers only|"
+            r"may differ in how|read another's"
         )
         with pytest.raises(ModelError, match=reasons):
             drop_heads(*read(tmp_path), [[0, 2]] * len(layers_of(oracle)))

@@ -74,8 +74,6 @@ class PrunableCheckpoint:
             )
         if spec.encoder_decoder:
             raise config.fail("model_type", f"{spec.family!r}: parts of an encoder-decoder cannot be dropped")
-        if spec.kv_source:
-            raise config.fail("num_kv_shared_layers", "layers that read another's keys cannot lose parts")
         seen = Rewritten(_InMemorySource(tensors), family.rewrites)
         family = family.named_as(seen.infos)
         infos = StackedSource(seen, family, spec.layers).infos if family.stacks else seen.infos
@@ -90,8 +88,8 @@ class PrunableCheckpoint:
             return holder, torch.arange(self.tensors[self.name(holder, layer)].shape[self.axis(0)])
         return holder, torch.from_numpy(rows)
 
-    def name(self, role: str, layer: int, part: str = "weight") -> str:
-        """Return the name on disk of the tensor of a role of a layer, "" when there is none."""
+    def name(self, role: str, layer: int | None, part: str = "weight") -> str:
+        """Return the name on disk of the tensor of a role (of a layer, None: of none), "" when there is none."""
         claimed = self.claim.get(role, layer).get(part, "")
         return self.origins.get(claimed, claimed)
 

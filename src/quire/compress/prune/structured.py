@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from quire.compress.prune.kept_layers import kept_fields, kept_spec, kept_tables
 from quire.compress.prune.prunable import PrunableCheckpoint, check_kept, refusal
 from quire.core.errors import ConfigError
-from quire.model.families.row import layer_kinds
 from quire.model.mixers.layer_mixers import own_heads
 from quire.model.spec import ModelSpec
 from quire.ops.lazy import torch
@@ -70,12 +70,6 @@ EVEN_HEADS = frozenset({"llama", "gemma2", "gemma3_text", "internlm3", "vaultgem
 SmallerCheckpoint = tuple[dict[str, "Tensor"], dict[str, Any]]
 """(tensors, config) of the smaller checkpoint; tensors that kept their shape are those that came."""
 
-PER_LAYER_FIELDS = ("layer_types", "layers_block_type", "no_rope_layers", "mlp_layer_types", "attention_layers",
-                    "layer_rope_theta", "num_attention_heads_per_layer")  # fmt: skip
-"""Fields of config.json that are lists of one entry per layer."""
-KINDS = frozenset({"layer_types", "layers_block_type", "attn_layer_indices"})
-"""Fields that say what each layer is."""
-
 
 def drop_layers(tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep: Iterable[int]) -> SmallerCheckpoint:
     """Keep the layers `keep` (ascending, at least one), renumbered (ShortGPT, Men et al. 2024).
@@ -84,31 +78,18 @@ def drop_layers(tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep: 
     that does not fit, `ModelError` where no config.json of the family says which kinds of layers are left.
     """
     model = PrunableCheckpoint.of(tensors, config)
-    spec, kept = model.spec, check_kept(keep, model.spec.layers, "layers")
-    moe = replace(spec.moe, sparse=tuple(spec.moe.sparse[i] for i in kept)) if spec.moe.sparse else spec.moe
-    want = replace(
-        spec,
-        layers=len(kept),
-        rope=tuple(spec.rope[i] for i in kept),
-        windows=tuple(spec.windows[i] for i in kept),
-        mixers=tuple(spec.mixers[i] for i in kept) if spec.mixers else (),
-        decay_rates=tuple(spec.decay_rates[i] for i in kept) if spec.decay_rates else (),
-        unit_norms=tuple(spec.unit_norms[i] for i in kept) if spec.unit_norms else (),
-        query_scale=spec.query_scale.of(kept),
-        bare=tuple((role, kept.index(i)) for role, i in spec.bare if i in kept),
-        sizes=tuple(spec.sizes[i] for i in kept) if spec.sizes else (),
-        moe=moe,
-    )
+    kept = check_kept(keep, model.spec.layers, "layers")
+    want, tables = kept_spec(model, kept), kept_tables(model, kept)
     prefix = model.family.names["layer"]
     number = re.compile(re.escape(prefix).replace(re.escape("{}"), r"(\d+)"))
     new_number, made = {old: new for new, old in enumerate(kept)}, dict[str, "Tensor"]()
     for name, tensor in tensors.items():
         found = number.match(name)
         if found is None:
-            made[name] = tensor
+            made[name] = tables.get(name, tensor)
         elif int(found[1]) in new_number:
             made[prefix.format(new_number[int(found[1])]) + name[found.end() :]] = tensor
-    raw = model.with_fields(num_hidden_layers=len(kept), **_lists(model, kept), **_sparse_fields(model, kept))
+    raw = model.with_fields(num_hidden_layers=len(kept), **kept_fields(model, kept))
     return model.verified(made, raw, want)
 
 
@@ -126,7 +107,12 @@ def drop_channels(
     if not all(map(model.spec.has_mlp, range(model.spec.layers))):
         raise model.refuse("some layers have no MLP, and no channels to drop")
     _has_field(model.spec, "intermediate_size", "the width of its MLPs")
-    kept = _each_layer(model, keep_by_layer, model.spec.intermediate, "channels")
+    if any(model.spec.streams.sparsity):
+        raise model.refuse("which gates pass depends on all channels of a row, and none can be dropped")
+    widths = {model.spec.at(layer).intermediate for layer in range(model.spec.layers)}
+    if len(widths) > 1:
+        raise model.refuse("channels of MLPs that differ in their width cannot be dropped")
+    kept = _each_layer(model, keep_by_layer, model.spec.at(0).intermediate, "channels")
     made = dict(tensors)
     for layer, channels in enumerate(kept):
         index = torch.tensor(channels)
@@ -140,7 +126,8 @@ def drop_channels(
             halves = [model.rows(role, layer)[1][index] for role in ("gate", "up")]
             _take(model, made, "gate_up", layer, torch.cat(halves).sort().values)
         _take(model, made, "down", layer, index, inputs=True)
-    want = replace(model.spec, intermediate=len(kept[0]))
+    sizes = tuple(replace(size, intermediate=len(kept[0])) for size in model.spec.sizes)
+    want = replace(model.spec, intermediate=len(kept[0]), sizes=sizes)
     as_said = {AUTO_WIDTH: False} if model.spec.family == "lfm2" else {}
     return model.verified(made, model.with_fields(intermediate_size=want.intermediate, **as_said), want)
 
@@ -182,6 +169,8 @@ def check_heads(spec: ModelSpec, count: int) -> None:
     _has_field(spec, "head_dim", "the size of its heads")
     if spec.sizes:
         raise refusal(spec, "heads of layers that may differ in how many they have cannot be dropped")
+    if spec.kv_source:
+        raise refusal(spec, "heads of layers that read another's keys and values cannot be dropped")
     if not own_heads(spec):
         raise refusal(spec, "heads over latents, or of some layers only, cannot be dropped")
     if spec.family in EVEN_HEADS and spec.hidden % count:
@@ -256,36 +245,3 @@ def _groups(heads: list[int], size: int, layer: int) -> list[int]:
             "keep as many of each group"
         )
     return sorted(set(left))
-
-
-def _lists(model: PrunableCheckpoint, kept: list[int]) -> dict[str, Any]:
-    """The lists by layer less the entries that go; kinds of attention are written out where they follow a period."""
-    spec, lists = model.spec, dict[str, Any]()
-    for name in PER_LAYER_FIELDS:
-        value = model.raw.get(name)
-        if isinstance(value, list) and len(value) == spec.layers:
-            lists[name] = [value[i] for i in kept]
-    if "attn_layer_indices" in model.raw:
-        lists["attn_layer_indices"] = [new for new, old in enumerate(kept) if spec.attends(old)]
-    said = KINDS.intersection(lists) or "attention_types" in model.raw
-    if not said and len(set(spec.windows)) > 1:
-        kinds = layer_kinds(model.config, spec.layers)
-        lists["layer_types"] = [kinds[i] for i in kept]
-    if "attention_types" in model.raw:
-        lists["attention_types"] = [[["local" if spec.windows[i] else "global" for i in kept], 1]]
-    return lists
-
-
-def _sparse_fields(model: PrunableCheckpoint, kept: list[int]) -> dict[str, Any]:
-    """The fields that say which layers have experts, for the layers that stay."""
-    plain = [new for new, old in enumerate(kept) if not model.spec.is_sparse(old)]
-    sparse = [new for new, old in enumerate(kept) if model.spec.is_sparse(old)]
-    if sparse and "moe_layer_interval" in model.raw:
-        return {"moe_layer_interval": 1, "moe_layer_start_index": sparse[0], "moe_layer_end_index": sparse[-1]}
-    if model.config.has("moe_layers") or model.config.has("interleave_moe_layer_step"):
-        return {"moe_layers": sparse}
-    if model.config.has("first_k_dense_replace"):
-        return {"first_k_dense_replace": len(plain)}
-    if model.raw.get("decoder_sparse_step") is not None:
-        return {"decoder_sparse_step": 1, "mlp_only_layers": plain}
-    return {}

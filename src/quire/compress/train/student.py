@@ -13,7 +13,8 @@ from torch import Tensor
 
 from quire.compress.checkpoint.net import Net
 from quire.compress.checkpoint.writer import write_folder
-from quire.compress.prune.structured import PER_LAYER_FIELDS, drop_layers
+from quire.compress.prune.kept_layers import PER_LAYER_FIELDS, renumbered
+from quire.compress.prune.structured import drop_layers
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import open_model
 from quire.model.disk.headers import ModelHeaders
@@ -65,7 +66,8 @@ def _kinds(teacher: Net, changes: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     lists = {name: teacher.config.get(name) for name in PER_LAYER_FIELDS}
     kept = spread_layers(layers, count)
-    return {n: [of[i] for i in kept] for n, of in lists.items() if isinstance(of, list) and len(of) == layers}
+    cut = {n: [of[i] for i in kept] for n, of in lists.items() if isinstance(of, list) and len(of) == layers}
+    return cut | renumbered(teacher.config, kept)
 
 
 def _random_tensors(opened: ModelHeaders, seed: int) -> dict[str, Tensor]:

@@ -75,7 +75,10 @@ def gemma4_experts(config: HfConfig, layers: int) -> MoE:
 
 
 def gemma4_windows(config: HfConfig, layers: int) -> tuple[int, ...]:
-    """Windows; `ModelError` for encoders, whose tokens see those behind them."""
+    """Windows; `ModelError` for encoders, whose tokens see those behind them, and for a last layer that does not see
+    everything: transformers takes it for one that does."""
+    if layer_kinds(config, layers)[-1] != FULL:
+        raise config.fail("layer_types", f"the last layer must be {FULL}, which the family's code makes of it")
     if config.text("use_bidirectional_attention", "") == "all":
         raise config.fail("use_bidirectional_attention", "'all' is not supported: a decoder's tokens see those before")
     return sliding_windows(config, layers)
