@@ -6,6 +6,7 @@ prints; QUIRE_LLAMA_CPP names it. Files are written by llama.cpp's converter and
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import torch
 
-from gguf_models import write_gguf
+from gguf_models import random_blocks, write_gguf
 from gguf_writing import add_tokenizer, pieces
 from llama_cpp_peer import ENVIRONMENT, MADE, MODELS, MOST, STEPS, TEXTS, Peer, replay, size, write_released
 from llama_cpp_peer import peer as peer
@@ -24,7 +26,9 @@ from paged_model import prompt
 from paths import SUPPORT
 from quire.compress.layouts.gguf import write_gguf as write_folder
 from quire.gguf.file import GgufFile
+from quire.quant.gguf import TYPES, Block
 from quire.text.tokenizer import Tokenizer
+from torch_weights import load_torch
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2,
         "vocab_size": 320}  # fmt: skip
@@ -38,6 +42,8 @@ EVERYWHERE = ("F32", "F16", "Q8_0", "Q4_0", "Q4_K_M")
 CASES = [(model, name) for model in MODELS for name in FORMATS if model == "llama" or name in EVERYWHERE]
 CASES += [(model, "MXFP4") for model in ("mixtral", "gpt-oss")]
 CASES.remove(("llama", "MXFP4"))
+GGUF_BLOCKS = TYPES.keys() - {"Q1_0", "Q2_0", "Q8_1", "Q8_K"}
+"""Types of which random blocks are made with numbers of usual size."""
 FLOATS = ("F32", "F16")
 NO_WORSE = {False: 1.2, True: 3.0}
 """Our distance from the logits with activations unrounded, relative to llama.cpp's: without and with experts or
@@ -94,6 +100,27 @@ def test_greedy_generations(model: str, name: str, peer: Peer, files: Path, tmp_
     same = (ours.argmax(-1) == theirs.argmax(-1)).mean()
     plain = (exact.argmax(-1) == theirs.argmax(-1)).mean()
     print(f"{model} {name}: {away:.1e} theirs, {mine:.1e} ours; equal tokens {plain:.1%}, int8 {same:.1%}")
+
+
+@pytest.mark.parametrize("name", sorted(TYPES.keys() - {"Q8_1"}))  # which ggml does not dequantize
+def test_numbers_are_those_that_ggml_takes_out_of_blocks(name: str) -> None:
+    """Exactly, of random blocks; those of Q1_0, Q2_0 and Q8_K begin with a scale, which shall be a usual number."""
+    block = TYPES[name]
+    if name in GGUF_BLOCKS:
+        raw = random_blocks((5, 768), gguf.GGMLQuantizationType[name], seed=3)
+    else:
+        raw = np.random.default_rng(3).integers(0, 256, (5, 768 // block.numbers, block.nbytes), dtype=np.uint8)
+        wide = np.float32 if name == "Q8_K" else np.float16
+        raw[..., : np.dtype(wide).itemsize] = np.array([0.0123], wide).view(np.uint8)
+        raw = raw.reshape(5, -1)
+    want = np.zeros((5, 768), np.float32)
+    library = ctypes.CDLL(str(Path(ENVIRONMENT) / "build" / "bin" / "libggml-base.so"))
+    dequantize = getattr(library, f"dequantize_row_{name.lower().replace('_k', '_K')}")
+    dequantize.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    for row, out in zip(np.ascontiguousarray(raw), want, strict=True):
+        dequantize(row.ctypes.data, out.ctypes.data, 768)
+    weight = load_torch(Block(block), {name: torch.from_numpy(raw)}, torch.float32)
+    assert np.array_equal(weight.dequantize().numpy(), want)
 
 
 OTHERWISE = ("falcon-h1", "nemotron_h_moe", "gpt-oss")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -263,3 +264,24 @@ def test_an_unknown_format_and_nan_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"blk\.1\.ffn_up\.weight: .* nan or inf"):
         write_gguf(tmp_path, tmp_path / "model.gguf", "Q8_0")
     assert not [*tmp_path.glob("*gguf*")]
+
+
+def test_a_model_is_written_in_several_files(tmp_path: Path) -> None:
+    """Each of no more than so many bytes but for a tensor that is larger; together they are the model in one file."""
+    write(tmp_path / "model", "llama", **WIDE)
+    add_tokenizer(tmp_path / "model", byte_level())
+    write_gguf(tmp_path / "model", tmp_path / "whole.gguf", "Q8_0")
+    write_gguf(tmp_path / "model", tmp_path / "parts.gguf", "Q8_0", most=300_000)
+    parts = sorted(tmp_path.glob("parts-*.gguf"))
+    assert len(parts) > 3 and parts[0].name == f"parts-00001-of-{len(parts):05}.gguf"
+    assert not (tmp_path / "parts.gguf").exists()
+    whole, tokens = load(tmp_path / "whole.gguf"), prompt(19, 1)
+    (want,) = Paged(whole, [tokens]).run([[19]])
+    (got,) = Paged(load(parts[0]), [tokens]).run([[19]])
+    assert torch.equal(got, want)
+    assert describe(str(parts[0])).parameters == describe(str(tmp_path / "whole.gguf")).parameters
+    sizes = [[tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors] for path in parts]
+    assert all(sum(own) <= 300_000 or len(own) == 1 for own in sizes)
+    facts = gguf.GGUFReader(parts[1]).fields
+    assert facts["split.no"].contents() == 1 and facts["split.count"].contents() == len(parts)
+    assert facts["split.tensors.count"].contents() == sum(map(len, sizes))

@@ -78,6 +78,18 @@ def test_llama_cpp_reads_what_is_written(name: str, kind: str, peer: Peer, tmp_p
     assert size(theirs - exact) <= 0.06 * size(exact)
 
 
+def test_llama_cpp_reads_several_files(peer: Peer, tmp_path: Path) -> None:
+    write(tmp_path / "model", "llama", **SHAPE | WIDE)
+    add_tokenizer(tmp_path / "model", byte_level())
+    write_gguf(tmp_path / "model", tmp_path / "whole.gguf", "Q8_0")
+    write_gguf(tmp_path / "model", tmp_path / "parts.gguf", "Q8_0", most=200_000)
+    parts = sorted(tmp_path.glob("parts-*.gguf"))
+    assert len(parts) > 2
+    asked = {"do": "generate", "prompts": [prompt(11, 1), [1]], "steps": 16, "logits": str(tmp_path / "logits.npy")}
+    want = peer.ask(model=str(tmp_path / "whole.gguf"), **asked)["tokens"]
+    assert peer.ask(model=str(parts[0]), **asked)["tokens"] == want
+
+
 @pytest.mark.parametrize("kind", ["bytes qwen2", "bytes gpt-2", "bytes llama3", "pieces"])
 def test_llama_cpp_gives_the_same_token_ids(kind: str, peer: Peer, tmp_path: Path) -> None:
     write(tmp_path, "llama", **SHAPE | WIDE)

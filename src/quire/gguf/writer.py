@@ -9,6 +9,7 @@ import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +24,9 @@ TYPES = {kind.name: (code, kind) for code, kind in BLOCKS.items()}
 """Name of a type -> its code in the file and its layout."""
 _U32, _I64, _U64, _F32, _BOOL, _STRING, _ARRAY = 4, 11, 10, 6, 7, 8, 9
 _NUMBERS = {"u1": 0, "i1": 1, "u2": 2, "i2": 3, "u4": 4, "i4": 5, "f4": 6, "b1": 7, "u8": 10, "i8": 11, "f8": 12}
+
+
+MOST_FILES = (1 << 16) - 1
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ def write_file(
 ) -> None:
     """Write the file `path`: `data` gives each tensor's bytes in turn, as an array of any dtype.
 
-    Values of `metadata` are bool, int, float (kept in 32 bits), str, lists of str, or arrays [n] of numbers. `path`
+    Values of `metadata` are bool, int, float (kept in 32 bits), whole numbers of numpy, str, lists of str, or arrays
+    [n] of numbers. `path`
     appears, or is replaced, when everything is on disk; until then the bytes are in a file beside it, which no failure
     leaves behind. `ConfigError` where the system refuses to write, or a tensor has other bytes than `tensors` says.
     """
@@ -66,6 +71,46 @@ def write_file(
                 _write_one(file, tensor, array, alignment)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}; make room or name another") from None
+
+
+def write_files(
+    path: Path,
+    metadata: Mapping[str, Any],
+    tensors: Sequence[NewTensor],
+    data: Iterable[np.ndarray[Any, Any]],
+    most: int,
+) -> list[Path]:
+    """Work as `write_file` for files of at most `most` bytes of tensors (a larger tensor has one of its own).
+
+    One file is `path` itself. Of several, NAME.gguf becomes NAME-00001-of-00003.gguf and so on: the first has all of
+    the metadata, and each has its number, as llama-gguf-split writes them. Returns the files.
+    """
+    parts = _parts(tensors, most)
+    if len(parts) == 1:
+        write_file(path, metadata, tensors, data)
+        return [path]
+    arrays, written = iter(data), list[Path]()
+    for number, part in enumerate(parts):
+        own = {"split.no": np.uint16(number), "split.count": np.uint16(len(parts)),
+               "split.tensors.count": np.int32(len(tensors))}  # fmt: skip
+        facts = dict(metadata) if number == 0 else {}
+        written.append(path.with_name(f"{path.stem}-{number + 1:05}-of-{len(parts):05}{path.suffix}"))
+        write_file(written[-1], facts | own, part, islice(arrays, len(part)))
+    return written
+
+
+def _parts(tensors: Sequence[NewTensor], most: int) -> list[list[NewTensor]]:
+    """The tensors of each file, in order."""
+    parts, taken = list[list[NewTensor]](), 0
+    for tensor in tensors:
+        if not parts or taken + tensor.nbytes > most:
+            parts.append([])
+            taken = 0
+        parts[-1].append(tensor)
+        taken += tensor.nbytes
+    if len(parts) > MOST_FILES:
+        raise ConfigError(f"files of {most} bytes would be {len(parts)}, and a number has five digits; give more bytes")
+    return parts
 
 
 def _write_one(file: BinaryIO, tensor: NewTensor, array: np.ndarray[Any, Any], alignment: int) -> None:
@@ -103,6 +148,8 @@ def _value(key: str, value: Any) -> bytes:
         return struct.pack(f"<I{form}", kind, value)
     if isinstance(value, float):
         return struct.pack("<If", _F32, value)
+    if isinstance(value, np.integer):
+        return struct.pack("<I", _NUMBERS[value.dtype.str[1:]]) + value.tobytes()
     if isinstance(value, str):
         return struct.pack("<I", _STRING) + _string(value)
     if isinstance(value, list) and all(isinstance(text, str) for text in value):

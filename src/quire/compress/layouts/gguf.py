@@ -24,7 +24,7 @@ from quire.compress.layouts.gguf_vocab import vocabulary
 from quire.core.errors import ConfigError, ModelError
 from quire.gguf.encode import ENCODERS
 from quire.gguf.imatrix import Importance, read_imatrix
-from quire.gguf.writer import TYPES, NewTensor, write_file
+from quire.gguf.writer import TYPES, NewTensor, write_file, write_files
 from quire.model.describe import open_model
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_architectures import ARCHITECTURES
@@ -58,6 +58,7 @@ def write_gguf(
     kinds: Mapping[str, str] | None = None,
     name: str = "",
     imatrix: Path | None = None,
+    most: int = 0,
 ) -> None:
     """Write the model of `folder` (config.json, safetensors, tokenizer.json) as the GGUF file `path`.
 
@@ -66,7 +67,8 @@ def write_gguf(
     instead; vectors and the matrices that choose experts, or make gates of heads, are F32. `kinds` gives matrices
     formats of their own, by their names ("model.layers.0.mlp.up_proj"; experts lie in one tensor, whose format is that
     of the first). `name`: what the file calls the model, "" = the folder's. `imatrix`: a file of llama-imatrix, by
-    which the errors of columns are weighted. `weights` takes the place of the folder's
+    which the errors of columns are weighted. `most`: bytes of a file at most, of several that are written in place of
+    `path` (`write_files`); 0 = one file. `weights` takes the place of the folder's
     matrices, by the same names: codes stay as they are where the format has the same groups. One tensor is in memory at
     a time, and the file is there whole or not at all. `ConfigError` for a family, a fact or a tokenizer that GGUF
     cannot hold, for an unknown `kind`, and where the disk is full; `ModelError` for a folder that cannot be read and
@@ -93,7 +95,7 @@ def write_gguf(
         log.warning("%s: written without the layer that drafts: %s", path.name, why)
     metadata = writer.metadata() | ({"general.name": name} if name else {})
     tensors = writer.tensors()
-    write_file(path, metadata, tensors, writer.data())
+    write_files(path, metadata, tensors, writer.data(), most or sum(tensor.nbytes for tensor in tensors))
 
 
 def _architecture(opened: ModelHeaders) -> tuple[str, Architecture]:

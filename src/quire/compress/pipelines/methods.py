@@ -185,7 +185,8 @@ def run_gguf(context: StageContext, stage: Gguf) -> None:
     with atomic_folder(context.target) as folder:
         path = folder / f"{name.rpartition('/')[2]}-{stage.format}.gguf"
         imatrix = Path(stage.imatrix).expanduser() if stage.imatrix else None
-        write_gguf(opened.folder, path, stage.format, name=name, imatrix=imatrix)
+        most = round(stage.split_gb * 1e9)
+        write_gguf(opened.folder, path, stage.format, name=name, imatrix=imatrix, most=most)
     for _ in range(opened.spec.layers):
         context.report("writing")
 

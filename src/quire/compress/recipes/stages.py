@@ -17,6 +17,7 @@ Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
 """Of what is there; 0 = none."""
 Positive = Annotated[float, Meta(gt=0.0)]
+NotNegative = Annotated[float, Meta(ge=0.0)]
 Names = tuple[str, ...]
 GroupSize = Literal[-1, 16, 32, 64, 128, 256]
 """Columns that share a scale; -1 = the whole row."""
@@ -204,11 +205,13 @@ class Gguf(Stage, frozen=True, kw_only=True):
     """The stage writes a GGUF file in the given `format` of ggml. It must be the last stage of a recipe.
 
     `imatrix` names a file of llama-imatrix (GGUF, or the older .dat). Columns that had large activations then count
-    more where a scale is searched for.
+    more where a scale is searched for. `split_gb`: write files of at most so many GB (10^9 bytes) of tensors, named
+    as llama-gguf-split names them (-00001-of-00003); 0 = one file.
     """
 
     format: GgufFormat = "Q4_K"
     imatrix: str = ""
+    split_gb: NotNegative = 0.0
 
 
 class Prune(MatrixStage, frozen=True, kw_only=True):
