@@ -44,6 +44,7 @@ from quire.parallel.experts import ExpertPlan, read_counts, write_counts
 from quire.parallel.rank_place import ALONE, RankPlace
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import Topology
+from sparse_variants import SPARSE, WHOLE
 from turns import turns
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
@@ -62,8 +63,14 @@ def logits(model: Model) -> Tensor:
     return torch.cat([part.clone() for part in Paged(model, [prompt(23, 1), prompt(5, 2)]).run([[9, 5], [14, 0]])])
 
 
-LATENTS = {name: facts for name, facts in LATENT.items() if facts[1].get("first_k_dense_replace", 1) < 3}
-VARIANTS = MIXTURES | LATENTS
+WITHOUT_EXPERTS = ("minicpm3", "youtu")
+LATENTS = {
+    name: facts
+    for name, facts in LATENT.items()
+    if facts[1].get("first_k_dense_replace", 1) < 3 and facts[0] not in WITHOUT_EXPERTS
+}
+SPARSE_EXPERTS = {"glm_moe_dsa": SPARSE["glm_moe_dsa"], "minimax_m3": WHOLE["minimax_m3_short"]}
+VARIANTS = MIXTURES | LATENTS | SPARSE_EXPERTS
 FEW = ("mixtral", "qwen2_moe", "olmoe", "gpt_oss", "glm4_moe_norms", "phimoe_biases", *[*LATENTS][:1])
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from attention_variants import GATED, GATED_DENSE
 from live_server import FOLDER
 from mixture_variants import NEWER
 from paged_model import VARIANTS, Paged
@@ -36,21 +37,27 @@ TARGETS = {
     "nemotron_h": ("in_proj", "out_proj", "v_proj", "up_proj", "down_proj"),
     "minimax": ("qkv_proj", "output_gate", "out_proj", "k_proj", "o_proj"),
     "muse_glimmer_text": ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "afmoe": ("self_attn.gate_proj", "q_proj", "o_proj"),
+    "laguna": ("g_proj", "q_proj", "o_proj"),
+    "lfm3": ("g_proj", "in_proj", "v_proj"),
+    "qwen3_5_text": ("q_proj", "o_proj", "in_proj_qkv", "in_proj_z"),
 }
 FACTS = {"lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
          "bamba": VARIANTS["bamba"][1], "falcon_h1": VARIANTS["falcon_h1_multipliers"][1],
          "minimax": NEWER["minimax"][1], "muse_glimmer_text": VARIANTS["muse_glimmer"][1],
-         "mamba": VARIANTS["mamba_biases"][1], "nemotron_h": VARIANTS["nemotron_h"][1]}  # fmt: skip
+         "mamba": VARIANTS["mamba_biases"][1], "nemotron_h": VARIANTS["nemotron_h"][1],
+         "afmoe": GATED["afmoe"][1], "laguna": GATED["laguna"][1], "lfm3": GATED_DENSE["lfm3"][1],
+         "qwen3_5_text": VARIANTS["qwen3_5"][1]}  # fmt: skip
 """Of models whose usual ones have not all of these."""
 
 
 def write_adapter(folder: Path, oracle: PreTrainedModel, targets: tuple[str, ...], seed: int, **config: Any) -> Path:
-    """A PEFT folder of random matrices for every module of `oracle` whose last name is in `targets`."""
+    """A PEFT folder of random matrices for every module of `oracle` whose name ends in one of `targets`."""
     generator = torch.Generator().manual_seed(seed)
     rank = config.setdefault("r", 4)
     tensors: dict[str, Tensor] = {}
     for name, module in oracle.named_modules():
-        if name.rsplit(".", 1)[-1] in targets:
+        if any(f".{name}".endswith(f".{target}") for target in targets):
             n, k = module.weight.shape[::-1] if type(module).__name__ == "Conv1D" else module.weight.shape
             base = f"base_model.model.{name}"
             tensors[f"{base}.lora_A.weight"] = torch.randn(rank, k, generator=generator) * 0.2

@@ -56,6 +56,15 @@ class Rewrite:
         ]
 
 
+def renamed(name: str, rewrites: Iterable[Rewrite]) -> str:
+    """The name under which a tensor of `name` is seen, where that is all that is done to it; else `name`."""
+    for rule in rewrites:
+        match = re.fullmatch(rule.pattern, name)
+        if match is not None:
+            return name if rule.stacked or rule.parts or rule.transposed else match.expand(rule.name)
+    return name
+
+
 @dataclass(frozen=True)
 class _Origin:
     """Where a tensor is: that of the file, the expert of it or its rows, whether it is turned, and the rows of that."""

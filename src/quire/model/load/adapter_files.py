@@ -13,6 +13,7 @@ from quire.model.disk.adapter_config import AdapterConfig, read_adapter_config
 from quire.model.disk.checkpoint import Checkpoint
 from quire.model.disk.headers import ModelHeaders
 from quire.model.disk.hf_config import HfConfig, read_json
+from quire.model.disk.renamed_tensors import renamed
 from quire.model.load.roles import DISK_ROLES
 from quire.ops.arrays import Host, equal, to_numpy
 
@@ -97,7 +98,9 @@ class _Reader:
         matrices: dict[tuple[str, int], LowRank] = {}
         changes: dict[str, TableChange] = {"embed": TableChange(), "head": TableChange()}
         named = adapter_parts(self.tensors, self.config)
-        found = {self.opened.family.here(module): parts for module, parts in named.items()}
+        family = self.opened.family
+        called = {module: renamed(f"{family.here(module)}.weight", family.rewrites) for module in named}
+        found = {name.removesuffix(".weight"): named[module] for module, name in called.items()}
         for name in self.config.saved:
             if any(is_module(name, table) for table in tables) and not any(is_module(name, module) for module in found):
                 raise self.config.file.fail("modules_to_save", f"names {name}, of which there is no tensor")
@@ -105,8 +108,9 @@ class _Reader:
             if module in tables:
                 changes[tables[module]] = self._table(tables[module], module, parts)
             elif module in known and "A" in parts:
-                shape = DISK_ROLES[known[module][0]].shape(self.opened.spec)
-                matrices[known[module]] = self._low(module, parts, (shape[0], shape[1]))
+                role, layer = known[module]
+                shape = DISK_ROLES[role].shape(self.opened.spec.at(layer))
+                matrices[role, layer] = self._low(module, parts, (shape[0], shape[1]))
             else:
                 raise self._unknown(module, parts, known)
         return AdapterFile(matrices, changes["embed"], self._tied(changes["embed"], changes["head"]))
