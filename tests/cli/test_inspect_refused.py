@@ -123,3 +123,35 @@ def test_a_vocabulary_that_cannot_be_built_is_noted(inspect: Callable[..., Answe
     (tmp_path / "model.gguf").write_bytes(raw[:at] + raw[at:].replace(b"llama", b"rwkv9", 1))
     code, told, _ = inspect(tmp_path / "model.gguf")
     assert code == 0 and "tokenizer.ggml.model 'rwkv9' cannot be built" in told
+
+
+FOREIGN: dict[str, tuple[dict[str, str], str]] = {
+    "empty": ({}, "the folder is empty"),
+    "pipeline": ({"model_index.json": '{"_class_name": "FluxPipeline"}', "unet/config.json": "{}"},
+                 "a diffusion pipeline (FluxPipeline)"),
+    "adapter": ({"adapter_config.json": '{"base_model_name_or_path": "some/model"}', "adapter_model.safetensors": ""},
+                "an adapter of some/model; run that model with --enable-lora --lora-modules NAME="),
+    "damaged": ({"adapter_config.json": "{"}, "an adapter of a model that adapter_config.json does not name"),
+    "onnx": ({"model.onnx": "x"}, "ONNX files"),
+    "makers": ({"params.json": "{}", "consolidated.00.pth": "x"}, "in their maker's own format (params.json)"),
+    "inner": ({"one/config.json": "{}", "two/config.json": "{}"}, "folders in it have one: one, two"),
+    "projector": ({"mmproj.gguf": "x"}, "GGUF files, of which none is a model of text"),
+    "weights": ({"model.safetensors": "x"}, "weights without a config.json"),
+    "other": ({"readme.txt": "x"}, "a model folder in Hugging Face format is needed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_folder_without_config_says_what_it_is(name: str, inspect: Callable[..., Answer], tmp_path: Path) -> None:
+    files, what = FOREIGN[name]
+    for file, text in files.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    code, _, error = inspect(tmp_path)
+    assert code == 2 and "config.json is missing" in error and what in " ".join(error.split())
+
+
+def test_a_type_with_a_slip_names_those_that_are_alike(inspect: Callable[..., Answer], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwem2", "num_hidden_layers": 7}))
+    code, _, error = inspect(tmp_path)
+    assert code == 2 and "'qwem2' is not supported; there is qwen2" in error and len(error) < 500

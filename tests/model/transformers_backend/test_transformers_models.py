@@ -52,7 +52,7 @@ def test_logits_equal_transformers_and_do_not_depend_on_the_batch(variant: str, 
 
 
 def greedy(llm: LLM, prompts: list[list[int]]) -> list[tuple[tuple[int, ...], float]]:
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, detokenize=False, logprobs=0)
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False, logprobs=0)
     found = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
     return [(tuple(f.outputs[0].token_ids), f.outputs[0].cumulative_logprob) for f in found]
 

@@ -23,6 +23,7 @@ from quire.core.dtypes import BF16, BOOL, F8, F16, F32, F64, I8, I16, I32, I64, 
 from quire.core.errors import ConfigError, ModelError
 from quire.core.files import why_missing
 from quire.gguf.file import gguf_files, is_gguf
+from quire.model.disk.foreign_folders import without_config
 from quire.model.disk.hf_config import read_json
 from quire.ops.arrays import AnyArray, Host
 from quire.store.hub import NEWEST, Hub, download, is_hub_name
@@ -113,7 +114,7 @@ def _model_of(folder: Path) -> Path:
         return files[0]
     if files:
         raise ModelError(f"{folder} holds several models; name one of them: {', '.join(map(str, files))}")
-    raise ModelError(why_missing(folder / "config.json", "is missing; a model folder in Hugging Face format is needed"))
+    raise ModelError(why_missing(folder / "config.json", f"is missing; {without_config(folder)}"))
 
 
 class Checkpoint:
@@ -199,7 +200,7 @@ class Checkpoint:
         if not files:
             pickled = next((p.name for pattern in PICKLED for p in self.folder.glob(pattern)), None)
             raise ModelError(_pickle_message(self.folder, pickled) if pickled else
-                             f"{self.folder} has no *.safetensors file")  # fmt: skip
+                             f"{self.folder} has no *.safetensors file; download the model's")  # fmt: skip
         return files
 
     def _read_header(self, file: str, indexed: dict[str, str]) -> None:

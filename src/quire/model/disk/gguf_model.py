@@ -42,7 +42,7 @@ from quire.model.disk.gguf_names import (
 from quire.model.disk.gguf_tensors import GgufTensors, open_files
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewritten
-from quire.model.families.elsewhere import why_no_gguf
+from quire.model.families.elsewhere import alike, why_no_gguf
 from quire.model.families.find import read_spec
 from quire.model.families.names import GGUF_NEXTN
 from quire.model.families.row import Family
@@ -70,7 +70,7 @@ class GgufModel:
         if name == CLIP:
             raise file.fail("general.architecture", "is that of a mmproj file, which --mmproj names beside its model")
         if not isinstance(name, str) or name not in ARCHITECTURES:
-            why = why_no_gguf(str(name)) or f"supported: {', '.join(sorted(ARCHITECTURES))}"
+            why = why_no_gguf(str(name)) or alike(str(name), ARCHITECTURES)
             raise file.fail("general.architecture", f"{name!r:.40} is not supported; {why}")
         found = cls(file, GgufTensors(files), ARCHITECTURES[name], f"{name}.")
         fixed = found.architecture.fixed

@@ -6,7 +6,8 @@ The lists lie in elsewhere.json, written by scripts/models_elsewhere.py, so that
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,6 +62,13 @@ class Converted(NamedTuple):
 
     types: tuple[str, ...]
     encoder: bool
+
+
+def alike(name: str, known: Iterable[str]) -> str:
+    """Which of `known` are spelled like `name`, and where all of them are listed."""
+    near = get_close_matches(name, [*known], cutoff=0.75)
+    listed = "docs/models/families.md names those that are"
+    return f"there is {' and '.join(near)}; {listed}" if near else listed
 
 
 @cache

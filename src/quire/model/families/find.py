@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.assistants import check_alone
+from quire.model.families.elsewhere import alike
 from quire.model.families.multimodal import HEADS, MULTIMODAL, NESTED, text_config
 from quire.model.families.row import Family, facts_of
 from quire.model.families.table import FAMILIES
@@ -16,6 +17,8 @@ from quire.model.families.text_parts import ADAPTED, ADAPTERS, FLAT, text_part
 from quire.model.spec import ModelSpec, Sight
 
 ENCODER_DECODERS = ("t5", "mt5")
+CONTINUE = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "Generation", "Model")
+"""Endings of names of classes that may continue text."""
 
 
 def has_row(model_type: object) -> bool:
@@ -31,14 +34,23 @@ def find_family(config: HfConfig) -> tuple[str, Family]:
         raise config.fail("model_type", f"{name!r} is an encoder and a decoder; of those only {known} runs here")
     if not has_row(name):
         code = " (the code that auto_map points to is never run)" if config.has("auto_map") else ""
-        known = ", ".join(sorted((*FAMILIES, *MULTIMODAL)))
         raise config.fail(
             "model_type",
-            f"{name!r} is not supported{code}; supported: {known}; other causal models run, slowly, by the code of an "
-            "installed transformers that has them (pip install 'quire[transformers]')",
+            f"{name!r} is not supported{code}{_task(config)}; {alike(name, (*FAMILIES, *MULTIMODAL))}; other causal "
+            "models run, slowly, by the code of an installed transformers that has them (pip install "
+            "'quire[transformers]')",
         )
     row = FAMILIES.get(name) or TEXT_DECODERS[name]
     return name, row(config) if callable(row) else row
+
+
+def _task(config: HfConfig) -> str:
+    """A word of a model whose class, by its name, does not continue text."""
+    given = config.raw.get("architectures")
+    classes = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+    if not classes or any(name.endswith(CONTINUE) for name in classes):
+        return ""
+    return f" ({classes[0]} does not continue text)"
 
 
 def read_spec(raw: Mapping[str, Any], where: str) -> tuple[ModelSpec, Family, HfConfig]:
