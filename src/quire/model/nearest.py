@@ -54,8 +54,9 @@ class Nearest:
 
 def nearest_family(name: str, raw: Mapping[str, Any], source: TensorSource | None) -> Nearest:
     """The row of the families table for a config.json `raw` of model type `name`; `source`: its tensors, if here."""
+    names = (name, *_stems(raw))
     if source is None or not source.infos:
-        return Nearest(_by_name(name, (*FAMILIES, *MULTIMODAL)), 0, ())
+        return Nearest(max((*FAMILIES, *MULTIMODAL), key=lambda row: _alike(names, row)), 0, ())
     found = []
     for row, family in _families(raw):
         try:
@@ -64,7 +65,7 @@ def nearest_family(name: str, raw: Mapping[str, Any], source: TensorSource | Non
         except ModelError:  # shapes that this row's rewrites cannot part
             continue
         found.append(_taken(row, family.names, seen))
-    return _best(name, found)
+    return _best(names, found)
 
 
 def nearest_architecture(name: str, source: TensorSource) -> Nearest:
@@ -77,7 +78,7 @@ def nearest_architecture(name: str, source: TensorSource) -> Nearest:
                 called = {**architecture.names, **own}
                 names = {**names_of(family.names, source.infos, called), **called}
                 found.append(_taken(row, names, seen))
-    return _best(name, found)
+    return _best((name,), found)
 
 
 def _families(raw: Mapping[str, Any]) -> Iterator[tuple[str, Family]]:
@@ -117,14 +118,17 @@ def _taken(row: str, names: Mapping[str, str], tensors: Collection[str]) -> Near
     return Nearest(row, len(kinds), tuple(left), len(bases - {kind.rpartition(".")[0] for kind in kinds}))
 
 
-def _best(name: str, found: Collection[Nearest]) -> Nearest:
+def _best(names: Collection[str], found: Collection[Nearest]) -> Nearest:
     """The one that leaves least, then the one whose name is most alike, then the one that lacks least."""
-    return min(found, key=lambda each: (len(each.left), -_alike(name, each.row), each.unused))
+    return min(found, key=lambda each: (len(each.left), -_alike(names, each.row), each.unused))
 
 
-def _by_name(name: str, rows: Collection[str]) -> str:
-    return max(rows, key=lambda row: _alike(name, row))
+def _stems(raw: Mapping[str, Any]) -> list[str]:
+    """Names of the classes of a config.json less what the class does: "Qwen2" of Qwen2ForCausalLM."""
+    given = raw.get("architectures")
+    return [name.partition("For")[0] for name in given if isinstance(name, str)] if isinstance(given, list) else []
 
 
-def _alike(one: str, other: str) -> float:
-    return SequenceMatcher(None, one.lower(), other.lower()).ratio()
+def _alike(names: Collection[str], row: str) -> float:
+    """How alike a row's name and that of `names` are which is most so."""
+    return max(SequenceMatcher(None, name.lower(), row.lower()).ratio() for name in names)

@@ -20,8 +20,9 @@ from quire.model.disk.checkpoint import Checkpoint
 from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.disk.gguf_tensors import GgufTensors, open_files
 from quire.model.disk.hf_config import read_json
-from quire.model.families.elsewhere import HERE, why_no_row
+from quire.model.families.elsewhere import HERE, SLOWLY, why_no_row
 from quire.model.nearest import nearest_architecture, nearest_family
+from quire.model.transformers_backend.source_facts import package
 
 Rows = list[tuple[str, str]]
 ROW = "a row of its own would run it: docs/extend/family.md says how"
@@ -87,6 +88,8 @@ def _remedy(model_type: str) -> str:
     if model_type in HERE:
         return "the reason above says what; the row for this model type is there"
     why = why_no_row(model_type)
+    if why == SLOWLY and package() is not None:  # which was asked, and the reason above is its answer
+        why = ""
     return f"{why}; {ROW}" if why else ROW
 
 

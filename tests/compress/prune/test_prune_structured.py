@@ -173,7 +173,7 @@ def test_a_number_of_heads_that_does_not_divide_the_hidden_size(variant: str, tm
 POST_LN = ("opt_350m", "opt_post_norm")
 """Their layers norm what they add to, so none is the identity."""
 FIXED_WIDTH = ("bloom", "mpt")
-SPAN_HEADS = ("olmo2", "olmo3", "olmoe")
+SPAN_HEADS = ("flex_olmo", "minimax_m2", "olmo2", "olmo3", "olmoe")
 FIXED_HEADS = ("gpt2", "gpt_bigcode", "gptj", "gpt_neo", "gpt_neox", "opt", "bloom", "falcon", "mpt", "stablelm",
                "helium", "phimoe", *SPAN_HEADS, *HYBRIDS, *UNLIKE)  # fmt: skip
 
