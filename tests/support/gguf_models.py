@@ -47,6 +47,7 @@ GEMMA_ROLES = HF_ROLES | {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+MUSE_ROLES = GEMMA_ROLES | {"self_attn.gate_proj": "attn_gate"}
 KEYS = {
     "num_hidden_layers": "block_count", "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
     "num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",
@@ -62,11 +63,12 @@ KEYS = {
     "routed_scaling_factor": "expert_weights_scale",
     "linear_conv_kernel_dim": "ssm.conv_kernel", "linear_key_head_dim": "ssm.state_size",
     "linear_num_key_heads": "ssm.group_count", "linear_num_value_heads": "ssm.time_step_rank",
+    "output_multiplier": "logit_scale",
 }  # fmt: skip
 ARCHITECTURES = {"phi": "phi2", "gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama",
                  "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "lfm2_moe": "lfm2moe", "glm4_moe": "glm4moe",
-                 "gpt_oss": "gpt-oss", **gguf_delta.ARCHITECTURES, **gguf_scans.ARCHITECTURES,
-                 **gguf_latents.ARCHITECTURES}  # fmt: skip
+                 "gpt_oss": "gpt-oss", "muse_glimmer_text": "muse-glimmer", **gguf_delta.ARCHITECTURES,
+                 **gguf_scans.ARCHITECTURES, **gguf_latents.ARCHITECTURES}  # fmt: skip
 YARN = {"rope_type": "rope.scaling.type", "factor": "rope.scaling.factor",
         "original_max_position_embeddings": "rope.scaling.original_context_length",
         "beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}  # fmt: skip
@@ -86,7 +88,7 @@ def permutes(model: PreTrainedModel, name: str) -> int:
     config = model.config
     if config.model_type in gguf_scans.ARCHITECTURES:
         return gguf_scans.permuted_heads(config, name)
-    if config.model_type not in ("llama", "mistral", "mixtral"):
+    if config.model_type not in ("llama", "mistral", "mixtral", "muse_glimmer_text"):
         return 0
     return int({"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(name.split(".")[-2], 0))
 
@@ -95,6 +97,7 @@ def shift(model: PreTrainedModel, name: str) -> float:
     """What the converter adds to a tensor."""
     kind = model.config.model_type
     own = kind in gguf_delta.ARCHITECTURES and not name.endswith("ssm_norm.weight")
+    own |= kind.startswith("muse") and name.startswith("blk.")
     return float((kind.startswith("gemma") or own) and name.endswith("norm.weight"))
 
 
@@ -120,7 +123,7 @@ def views(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         return
     gemma = kind in ("gemma2", "gemma3_text")
     after = kind in ("gpt_oss", "glm4_moe") or kind in gguf_delta.ARCHITECTURES
-    roles = GEMMA_ROLES if gemma else GPT_OSS_ROLES if after else HF_ROLES
+    roles = MUSE_ROLES if kind.startswith("muse") else GEMMA_ROLES if gemma else GPT_OSS_ROLES if after else HF_ROLES
     for name, tensor in model.state_dict().items():
         base, _, suffix = name.rpartition(".")
         if base == "lm_head" and config.tie_word_embeddings:

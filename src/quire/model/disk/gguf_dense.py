@@ -88,6 +88,12 @@ def rope_of_hunyuan(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[
     return {} if alpha is None else {"rope_scaling": {"rope_type": "dynamic", "alpha": alpha, "factor": 1.0}}
 
 
+def turns_of_muse(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """Layers with a window turn."""
+    theta, kinds = raw["rope_theta"], raw.get("layer_types")
+    return {} if kinds is None else {"layer_rope_theta": [theta * (kind == "sliding_attention") for kind in kinds]}
+
+
 DENSE: dict[str, Architecture] = {
     "granite": Architecture("granite", interleaved=True, fields=MULTIPLIERS),
     "granite_swa": Architecture(
@@ -207,7 +213,18 @@ READ = {
         further=rope_of_hunyuan,
         read_only=True,
     ),
+    "muse-glimmer": Architecture(
+        "muse_glimmer_text",
+        interleaved=True,
+        extra=WINDOW,
+        facts={"qk_scale_factor": 1.0, "weighted_qk_norm": True},
+        fields={"output_multiplier": "logit_scale", "final_logit_softcapping": "final_logit_softcapping"},
+        required=("q_norm", "k_norm"),
+        further=turns_of_muse,
+        read_only=True,
+    ),
     "codeshell": replace(DENSE["starcoder2"], read_only=True),
     "refact": Architecture("baichuan", further=slopes_of_refact, read_only=True),
 }
-"""Architectures of models that are another row's, in files without images: folders of them have no row of their own."""
+"""Architectures that are not written: of models that are another row's, in files without images, whose folders have no
+row of their own; and Muse Glimmer's, whose files have norms with weights for the factor of queries."""

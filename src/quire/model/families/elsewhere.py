@@ -45,7 +45,6 @@ FOLDERS = {
     "bailingmoe2": ("bailing_moe_v2",),
     "bailingmoe3": ("bailing_hybrid",),
     "minimax-01": ("minimax", "minimax_text_01", "minimax_m1"),
-    "muse-glimmer": ("muse_glimmer_text",),
 }
 """Architectures -> rows of folders that become such files, where names do not say it."""
 

@@ -265,7 +265,7 @@ MUSE_READS: dict[str, Reader] = {
     "windows": sliding_windows,
     "rope": muse_ropes,
     "attention_scale": muse_scale,
-    "unit_norms": lambda c, layers: (True,) * layers,
+    "unit_norms": lambda c, layers: () if c.flag("weighted_qk_norm", False) else (True,) * layers,
     "post_norm_eps": lambda c, layers: c.number("post_norm_eps", 1e-8, high=1.0),
     "logit_scale": lambda c, layers: c.number("output_multiplier", 26**-0.5),
     "output_softcap": lambda c, layers: c.number("final_logit_softcapping", 20.0),
@@ -319,7 +319,7 @@ GATED_MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
     ),
     "laguna": laguna,
     "muse_glimmer_text": Family(
-        without(GEMMA, "q_norm", "k_norm") | {"attn_gate": "self_attn.gate_proj"},
+        GEMMA | {"attn_gate": "self_attn.gate_proj"},
         {
             "head_dim": 128,
             "num_key_value_heads": 2,
