@@ -78,7 +78,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
     "chunks_7": {"max_num_batched_tokens": 7, "max_num_seqs": 5},
-    "preempted": {"block_size": 4, "num_blocks": 64, "max_num_batched_tokens": 32, "max_num_seqs": 16},
+    "preempted": {"block_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 16},
     "no_prefix": {"enable_prefix_caching": False},
     "eager": {"enforce_eager": True},
     "block_1": {"block_size": 1, "num_blocks": 4096},
@@ -97,6 +97,8 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "tree": GROWN,
     "static tree": {"speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"},
 }
+BLOCKS = {"gemma4": 56, "gemma4_small": 30, "gemma4_keys_as_values": 44}
+"""Blocks that a few sequences fill, of targets whose layers need fewer than others'."""
 CASES = [(kind, feature, drafts) for kind in KINDS for feature in FEATURES for drafts in DRAFTS]
 
 
@@ -106,8 +108,10 @@ def test_the_bits_are_those_of_plain_decoding(kind: str, feature: str, drafts: s
     options, small = dict(FEATURES[feature]), kind == "gemma4_small"
     if small and feature in ("sequence", "int8"):
         pytest.skip("per-layer embeddings need all rows of a step, and have fewer columns here than a group")
-    if small and feature == "preempted":
-        options["num_blocks"] = 30  # fewer layers keep anything
+    if feature == "preempted" and kind == "gemma4_unified":
+        pytest.skip("its layers are those of gemma4_keys_as_values, and its answers end before blocks are full")
+    if feature == "preempted":
+        options["num_blocks"] = BLOCKS.get(kind, 64)
     requests = requests_of(99, "")
     want = answers(engine_of(model=str(folders[kind] / "target"), **options), requests)
     local = engine_with(folders[kind], DRAFTS[drafts], **options)
