@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mmproj_models import TYPES, write_mmproj
+from mmproj_models import TYPES, with_audio, write_mmproj
 from mmproj_pairs import Pair, answered, load, rows_of
 from oracle import relative_error
 from quire.cli import main
@@ -65,6 +65,14 @@ def test_the_file_is_named_or_lies_in_the_folder_that_is_given(made: Callable[[s
     shutil.copy(pair.mmproj, tmp_path / "both" / "mmproj-other.gguf")
     found = describe(str(tmp_path / "both"))
     assert found.vision is None and any("mmproj-other.gguf" in note for note in found.notes)
+
+
+def test_audio_beside_images_is_left_out(made: Callable[[str], Pair], tmp_path: Path) -> None:
+    pair = made("gemma3")
+    with_audio(pair.mmproj, tmp_path / "both.gguf")
+    found = describe(str(pair.text), hub=named(tmp_path / "both.gguf"))
+    assert found.vision == describe(str(pair.folder)).vision is not None
+    assert any("no audio is taken" in note for note in found.notes)
 
 
 def named(path: Path | str) -> Hub:

@@ -24,6 +24,7 @@ FOLDER = (
     "tokenizer.model", "vocab.txt", "merges.txt", "qwen.tiktoken",
 )  # fmt: skip
 OTHER = ("pytorch_model.bin", "model.onnx", "m-Q4_K_M.gguf", "README.md")
+IMAGES = ("mmproj-m-F16.gguf", "mmproj-m-BF16.gguf", "mmproj-m-F32.gguf")
 
 
 @pytest.fixture
@@ -68,6 +69,20 @@ def test_all_that_a_model_needs_is_downloaded(asked: list[dict[str, Any]], tmp_p
 def test_a_gguf_file_is_downloaded_alone(name: str, file: str, asked: list[dict[str, Any]], tmp_path: Path) -> None:
     assert resolve(name) == tmp_path / file
     assert files(tmp_path) == {file} and asked[0]["name"] == "owner/model"
+
+
+def test_what_makes_rows_of_images_is_downloaded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(name: str, **options: Any) -> str:
+        for file in (*OTHER, *IMAGES):
+            if any(fnmatch.fnmatchcase(file, pattern) for pattern in options["allow_patterns"]):
+                (tmp_path / file).write_bytes(b"GGUF")
+        return str(tmp_path)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
+    assert resolve("owner/model:Q4_K_M", Hub(mmproj="")) == tmp_path / "m-Q4_K_M.gguf"
+    assert files(tmp_path) == {"m-Q4_K_M.gguf"}
+    assert resolve("owner/model:Q4_K_M") == tmp_path / "m-Q4_K_M.gguf"
+    assert files(tmp_path) == {"m-Q4_K_M.gguf", "mmproj-m-F16.gguf"}
 
 
 def test_what_is_not_there_is_named(asked: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -39,8 +39,12 @@ TYPES = {
     "internvl": "internvl",
     "internvl_norms": "internvl",
     "lfm2_vl": "lfm2",
+    "llava": "mlp",
+    "llava_next": "mlp",
 }
 """Family -> projector type."""
+OLDER = ("llava", "llava_next")
+"""Families whose files an older script wrote: an MLP's matrices are called by each other's names."""
 RENAMED = {
     "qwen2_vl": ("qwen2vl", [2, 3, 3, 0]),
     "qwen2_5_vl": ("qwen2vl", [2, 3, 3, 0]),
@@ -69,6 +73,7 @@ RELEASED = {
     "internvl_norms": NAMED,
 }
 """How published files call what newer versions of transformers call otherwise, and the converter does not."""
+SWAPPED = {"up": "down", "down": "up"}
 OUTER = ("model.language_model.", "language_model.model.", "model.text_model.")
 GELU = ("gelu", "gelu_pytorch_tanh")
 
@@ -129,9 +134,23 @@ def _renamed(path: Path, out: Path, architecture: str, sections: list[int]) -> N
     metadata |= {"general.architecture": architecture, f"{architecture}.rope.dimension_sections": np.int32(sections)}
     if architecture == "qwen3vl":
         metadata |= {"qwen3vl.n_deepstack_layers": 2}
+    _rewritten(file, out, metadata, {})
+
+
+def with_audio(path: Path, out: Path) -> None:
+    """A mmproj file that reads audio, too."""
+    file = GgufFile(path)
+    metadata = {key: file.metadata[key] for key in file.metadata}
+    metadata |= {"clip.has_audio_encoder": True, "clip.audio.block_count": 1}
+    _rewritten(file, out, metadata, {"a.blk.0.attn_q.weight": np.zeros((4, 4), np.float32)})
+
+
+def _rewritten(file: GgufFile, out: Path, metadata: dict[str, Any], more: dict[str, np.ndarray[Any, Any]]) -> None:
+    """The tensors of a file, and more, with other metadata."""
     tensors = [NewTensor(tensor.name, tensor.type.name, tensor.shape) for tensor in file.tensors.values()]
-    data = (np.frombuffer(file.data, np.uint8, tensor.nbytes, tensor.start) for tensor in file.tensors.values())
-    write_file(out, metadata, tensors, data)
+    tensors += [NewTensor(name, "F32", tensor.shape) for name, tensor in more.items()]
+    data = [np.frombuffer(file.data, np.uint8, tensor.nbytes, tensor.start) for tensor in file.tensors.values()]
+    write_file(out, metadata, tensors, [*data, *more.values()])
 
 
 def write_mmproj(family: str, folder: Path, out: Path, kind: str = "F32") -> None:
@@ -180,6 +199,11 @@ def _metadata(family: str, folder: Path, raw: dict[str, Any], writer: gguf.GGUFW
         writer.add_vision_is_deepstack_layers([i in deep for i in range(spec.layers)])
     if kind == "qwen2.5vl_merger":
         writer.add_vision_n_wa_pattern(2)
+    if kind == "mlp":
+        writer.add_array("clip.vision.feature_layer", list(told.vision.reading.taps))
+    if family == "llava_next":
+        flat = [side for high, wide in raw["image_grid_pinpoints"] for side in (wide, high)]
+        writer.add_array("clip.vision.image_grid_pinpoints", flat)
     if kind == "idefics3":
         writer.add_vision_preproc_image_size(image["size"]["longest_edge"])
 
@@ -197,8 +221,8 @@ def mmproj_tensors(family: str, folder: Path) -> Iterator[tuple[str, np.ndarray[
                 layer = deep[place.layer] if names is row.names and place.layer is not None else place.layer
                 start = "" if layer is None else names["layer"].format(layer)
                 for one, numbers in _parts(role, tensor, part, family):
-                    base = start + names[one]
-                    yield (base if one == "class_token" else f"{base}.{ending}"), numbers
+                    base = start + names[SWAPPED.get(one, one) if family in OLDER else one]
+                    yield (base if one in ("class_token", "newline") else f"{base}.{ending}"), numbers
 
 
 def _parts(

@@ -16,10 +16,14 @@ def find_mmproj(model: str, path: Path, hub: Hub, notes: list[str]) -> Mmproj | 
     A file that `hub.mmproj` names must be one that can be read. Where it is None and `model` names no file, but a
     folder or a model of the hub or store, the one that lies there is taken; `notes` say why none is.
     """
-    if hub.mmproj == "":
-        return None
-    if hub.mmproj is not None:
-        return Mmproj.open(_named(hub))
+    found = None if hub.mmproj == "" else Mmproj.open(_named(hub)) if hub.mmproj else _beside(model, path, notes)
+    if found is not None and found.get("has_audio_encoder", False):
+        notes.append(f"no audio is taken: what {found.file.path.name} has for it is left out")
+    return found
+
+
+def _beside(model: str, path: Path, notes: list[str]) -> Mmproj | None:
+    """The one file that lies beside the model, if `model` names no file."""
     if is_gguf(Path(model).expanduser()) or model.endswith(".gguf"):
         return None
     found = mmproj_beside(path)

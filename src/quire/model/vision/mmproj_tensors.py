@@ -16,6 +16,8 @@ from quire.ops.arrays import Host, to_numpy
 PATCH = "v.patch_embd.weight"
 SECOND = ".1"
 """Ending of the name of a patch's kernel for the second of two frames."""
+AUDIO = ("a.", "mm.a.")
+"""Beginnings of names of what reads audio, in files of both."""
 SWAPPED = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 """Names of an MLP's matrices in files of older converters."""
 
@@ -36,7 +38,7 @@ class MmprojTensors:
         self.infos: dict[str, TensorInfo] = {}
         self._from: dict[str, str] = {}
         for name, info in self._source.infos.items():
-            if name == PATCH + SECOND:
+            if name == PATCH + SECOND or name.startswith(AUDIO):
                 continue
             quantized = name not in self._source.headers
             base = name.rpartition(".")[0]
