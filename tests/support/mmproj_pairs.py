@@ -14,13 +14,15 @@ from quire import LLM
 from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.model.build import Model, load_model
-from vision_oracle import SHAPES, prompt_image, see
+from vision_oracle import SHAPES, any_size, prompt_image, see
 from vision_prompts import photograph
 
 CHAT: list[dict[str, Any]] = [
     {"role": "user", "content": [
         {"type": "image", "image": photograph(90, 130, 1)}, {"type": "text", "text": "What is this?"}]},
 ]  # fmt: skip
+SIZE = (77, 99)
+"""Height and width of an image as it comes."""
 
 
 class Pair:
@@ -46,11 +48,11 @@ def load(model: Path, **options: Any) -> Model:
 
 def rows_of(family: str, model: Model) -> Tensor:
     """Rows of an image of noise, as many as the tower makes."""
-    shape = (1, 64, 96) if family == "lfm2_vl" else SHAPES[family][0]
+    shape = (1, 64, 96) if family == "lfm2_vl" else SHAPES[family][0] if family in SHAPES else any_size(family, SIZE)
     assert model.vision is not None
     with pytest.raises(ValueError, match="the tower makes") as counted:
-        model.vision(prompt_image(shape, (77, 99), 1000))
-    return see(model, prompt_image(shape, (77, 99), int(str(counted.value).split()[3])))
+        model.vision(prompt_image(shape, SIZE, 1000))
+    return see(model, prompt_image(shape, SIZE, int(str(counted.value).split()[3])))
 
 
 def answered(model: Path) -> tuple[list[int], list[int]]:
