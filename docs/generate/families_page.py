@@ -29,6 +29,7 @@ PULLED = {
 SHAPES = {"llama-1b": "llama", "qwen-0.6b": "qwen3", "olmoe-like": "olmoe", "qwen-30b-a3b": "qwen3_moe"}
 """Shape in the measurements -> model type."""
 MEASURED = (("peers_zen4.json", "q4_k_m"), ("peers_zen5.json", "q4_0"))
+PARTS = ROOT / "tests" / "model" / "families" / "test_text_parts.py"
 SIZE = re.compile(r"\d+(?:\.\d+)?[bm](?:-a\d+(?:\.\d+)?b)?")
 
 
@@ -36,24 +37,38 @@ def counts() -> str:
     """How many load, and how many do not."""
     here, slow, none = _types()
     files = [name for name in architectures() if name not in ARCHITECTURES]
+    alone = text_alone()
+    slow, none = ([name for name in names if name not in alone] for names in (slow, none))
     return (
-        f"**{len(here)} model types load**, {len(MULTIMODAL)} of them with images, and {len(slow)} more run slowly by "
-        f"the code of transformers. **{len(ARCHITECTURES)} GGUF architectures load.** {len(none)} model types of "
-        f"transformers {version_of('transformers')} and {len(files)} architectures of llama.cpp (that "
-        f"{version_of('llama.cpp')}) do not."
+        f"**{len(here)} model types load**, {len(MULTIMODAL)} of them with images, {len(alone)} more for text alone, "
+        f"and {len(slow)} run slowly by the code of transformers. **{len(ARCHITECTURES)} GGUF architectures load.** "
+        f"{len(none)} model types of transformers {version_of('transformers')} and {len(files)} architectures of "
+        f"llama.cpp (that {version_of('llama.cpp')}) do not."
     )
 
 
 def every_family() -> str:
     """A row for each model type and each architecture."""
     here, slow, none = _types()
+    alone = text_alone()
+    slow, none = ([name for name in names if name not in alone] for names in (slow, none))
     rows = [_loaded(name) for name in here]
+    where = f"`{PARTS.name}`"
+    rows += [_row(name, "folder", "for text", "", "", where, "", REFUSED.get(name, "")) for name in alone]
     rows += [_gguf(name) for name in sorted(ARCHITECTURES)]
     rows += [_row(name, "folder", "slowly", "", "", _checked(name), "", why_no_row(name)) for name in slow]
     rows += [_row(name, "folder", "no", "", "", "", "", why_no_row(name)) for name in none]
     left = sorted(name for name in architectures() if name not in ARCHITECTURES)
     rows += [_row(name, "GGUF", "no", "", "", "", "", why_no_gguf(name)) for name in left]
     return table(("name", "of", "runs", "other form", "sizes", "checked in", "tokens/s here", "why not"), rows)
+
+
+def text_alone() -> tuple[str, ...]:
+    """Model types of which the decoder runs, as the test of them lists them."""
+    for node in ast.parse(PARTS.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RUN":
+            return tuple(ast.literal_eval(node.value))
+    raise LookupError(f"{PARTS} has no RUN")
 
 
 def _types() -> tuple[list[str], list[str], list[str]]:

@@ -14,6 +14,11 @@ from transformers.image_processing_backends import PilBackend
 from transformers.image_transforms import convert_to_rgb
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import (
+    Gemma4ImageProcessorPil,
+    convert_image_to_patches,
+    pad_along_first_dim,
+)
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
@@ -79,6 +84,10 @@ CASES = {
         {"size": SQUARE, "do_pan_and_scan": True, "pan_and_scan_min_crop_size": 16, "pan_and_scan_max_num_crops": 4,
          "pan_and_scan_min_ratio_to_activate": 1.2},
     ),
+    "gemma4": Case(Gemma4ImageProcessorPil, {"patch_size": 4, "max_soft_tokens": 70}),
+    "gemma4, larger squares": Case(
+        Gemma4ImageProcessorPil, {"patch_size": 2, "pooling_kernel_size": 4, "max_soft_tokens": 140, "resample": 2}
+    ),
     "pixtral": Case(PixtralImageProcessorPil, {"size": {"longest_edge": 100}, "patch_size": 8}),
     "pixtral, within": Case(PixtralImageProcessorPil, {"size": {"height": 60, "width": 90}, "patch_size": 14}),
     "idefics3": Case(
@@ -109,10 +118,15 @@ def theirs(oracle: PilBackend, image: Image.Image, case: Case) -> NDArray[np.flo
 
 
 def normalized(oracle: PilBackend, tiles: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Our tiles behind transformers' rescaling and normalizing, [tiles, 3, height, width]; patches for Qwen."""
+    """Our tiles behind transformers' rescaling and normalizing, [tiles, 3, height, width]; patches for Qwen and
+    Gemma 4."""
     found = []
     for tile in tiles:
         scaled = oracle.rescale(np.moveaxis(tile, -1, 0), oracle.rescale_factor)
+        if isinstance(oracle, Gemma4ImageProcessorPil):
+            most = oracle.max_soft_tokens * oracle.pooling_kernel_size**2
+            cut = convert_image_to_patches(scaled, oracle.patch_size)
+            return pad_along_first_dim(cut, np.zeros((len(cut), 2)), most)[0][None]
         found.append(oracle.normalize(scaled, oracle.image_mean, oracle.image_std))
     if isinstance(oracle, Qwen2VLImageProcessorPil):
         facts = oracle.patch_size, oracle.merge_size, oracle.temporal_patch_size

@@ -17,6 +17,8 @@ from transformers import PreTrainedTokenizerFast, ProcessorMixin
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
@@ -107,6 +109,12 @@ CASES = {
         {"boi_token": "<boi>", "eoi_token": "<eoi>", "image_token": "<soft>"},
         call={"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 16},
     ),
+    "gemma4": Case(
+        "gemma4", Gemma4Processor, lambda: Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70),
+        "<|image|>", "<|image|>", {},
+        {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>", "boa_token": "<|audio>",
+         "eoa_token": "<audio|>", "audio_token": "<|audio|>", "pad_token": "<|end|>"},
+    ),
     "mistral3": Case(
         "mistral3", PixtralProcessor, lambda: PixtralImageProcessorPil(size={"longest_edge": 90}), "[IMG]", "[IMG]",
         {"patch_size": 7, "spatial_merge_size": 2}, more=("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
@@ -135,7 +143,7 @@ def backend(special: Sequence[str], plain: Sequence[str] = ()) -> Backend:
 
 
 class _Loose:
-    """Nothing is asked of videos, whose processors need torchvision."""
+    """Nothing is asked of videos, whose processors need torchvision, and of audio."""
 
     def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
         return None
@@ -146,8 +154,8 @@ def processor_of(case: Case) -> Any:
     tokens = [*dict.fromkeys((*case.tokens.values(), *case.more, "<|end|>"))]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend(tokens), **case.tokens)
     kind = type(case.kind.__name__, (_Loose, case.kind), {"__module__": case.kind.__module__})
-    videos = {"video_processor": None} if "video_processor" in case.kind.get_attributes() else {}
-    return kind(image_processor=case.images(), tokenizer=tokenizer, **case.facts, **videos)
+    none = [name for name in ("video_processor", "feature_extractor") if name in case.kind.get_attributes()]
+    return kind(image_processor=case.images(), tokenizer=tokenizer, **case.facts, **dict.fromkeys(none))
 
 
 def folder_of(case: Case, folder: Path, processor: Any) -> Path:

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
+from chunked_models import LLAMA4
 from oracle import SMALL, is_norm
 
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
@@ -20,7 +21,8 @@ SPECIAL = (
     "<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>", "<image>", "<|image_pad|>", "<|video_pad|>",
     "<|vision_start|>", "<|vision_end|>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<start_of_image>", "<end_of_image>",
     "<image_soft_token>", "<fake_token_around_image>", "<global-img>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>",
-    *ROWS, "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *NAMED,
+    *ROWS, "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *NAMED, "<|image>", "<|image|>", "<image|>",
+    "<|audio|>", "<|video|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>",
 )  # fmt: skip
 """Tokens by which some family marks images; ids are places in this list."""
 VOCABULARY = len(SPECIAL) + 256
@@ -49,6 +51,20 @@ QWEN3_5: dict[str, Any] = {
                                    "num_position_embeddings": 16},
     "text_config": HYBRID | {"model_type": "qwen3_5_text"}, **QWEN_TOKENS,
 }  # fmt: skip
+
+GEMMA4 = {
+    "vision_config": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+                      "num_key_value_heads": 4, "head_dim": 16, "patch_size": 8, "pooling_kernel_size": 2,
+                      "position_embedding_size": 160},
+    "image_token_id": "<|image|>", "boi_token_id": "<|image>", "eoi_token_id": "<image|>",
+    "audio_token_id": "<|audio|>", "video_token_id": "<|video|>", "tie_word_embeddings": True,
+}  # fmt: skip
+GEMMA4_TEXT = TEXT | {
+    "head_dim": 16, "global_head_dim": 32, "sliding_window": 24, "num_hidden_layers": 4, "tie_word_embeddings": True,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "final_logit_softcapping": 2.0,
+}  # fmt: skip
+GEMMA4_AUDIO = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "output_proj_dims": 32,
+                "subsampling_conv_channels": [8, 8]}  # fmt: skip
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llava": {
@@ -117,6 +133,34 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mm_tokens_per_image": 4, "tie_word_embeddings": True, "image_token_index": "<image_soft_token>",
         "boi_token_index": "<start_of_image>", "eoi_token_index": "<end_of_image>",
     },
+    "gemma4": GEMMA4 | {
+        "vision_config": GEMMA4["vision_config"] | {"use_clipped_linears": True},
+        "audio_config": GEMMA4_AUDIO,
+        "text_config": GEMMA4_TEXT | {
+            "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCABULARY, "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True, "pad_token_id": 5},
+    },
+    "gemma4_moe": GEMMA4 | {
+        "vision_config": GEMMA4["vision_config"] | {"standardize": True}, "audio_config": None,
+        "text_config": GEMMA4_TEXT | {
+            "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 3,
+            "moe_intermediate_size": 32, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+            "use_bidirectional_attention": "vision"},
+    },
+    "gemma4_unified": GEMMA4 | {
+        "vision_config": {"mm_embed_dim": 64, "mm_posemb_size": 40, "output_proj_dims": 64, "patch_size": 8,
+                          "pooling_kernel_size": 2},
+        "audio_config": {"output_proj_dims": 32},
+        "text_config": GEMMA4_TEXT | {"num_global_key_value_heads": 1},
+    },
+    "llama4": {
+        "vision_config": TOWER | {"model_type": "llama4_vision_model", "image_size": 32, "patch_size": 8,
+                                  "intermediate_size": 256, "projector_input_dim": 48, "projector_output_dim": 48,
+                                  "vision_output_dim": 48},
+        "text_config": TEXT | LLAMA4 | {"model_type": "llama4_text", "no_rope_layers": [1, 0, 1],
+                                        "interleave_moe_layer_step": 2, "intermediate_size": 64},
+        "image_token_index": "<|patch|>", "boi_token_index": "<|image_start|>", "eoi_token_index": "<|image_end|>",
+    },
     "mistral3": {
         "vision_config": TOWER | {"model_type": "pixtral", "image_size": 64, "patch_size": 8, "hidden_act": "silu"},
         "text_config": TEXT | {"model_type": "mistral", "head_dim": 24, "sliding_window": None},
@@ -153,6 +197,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """config.json of each; a token stands where its id belongs."""
 FAMILIES = tuple(CONFIGS)
 """What `make_vision_model` makes: model types, and a second kind of some."""
+LIKE_GEMMA4 = ("gemma4", "gemma4_moe", "gemma4_unified")
 LIKE_QWEN3 = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 CLIP = {"image_processor_type": "CLIPImageProcessor", "image_mean": CLIP_MEAN, "image_std": CLIP_STD, "resample": 3}
@@ -168,6 +213,9 @@ IDEFICS = {"image_processor_type": "Idefics3ImageProcessor", "image_mean": HALF,
 INTERN = {"image_processor_type": "GotOcr2ImageProcessorFast", "image_mean": CLIP_MEAN, "image_std": CLIP_STD,
           "size": {"height": 32, "width": 32}, "crop_to_patches": True, "min_patches": 1, "max_patches": 6,
           "resample": 3}  # fmt: skip
+BUDGET = {"image_processor_type": "Gemma4ImageProcessorFast", "do_normalize": False, "image_mean": [0.0] * 3,
+          "image_std": [1.0] * 3, "patch_size": 8, "pooling_kernel_size": 2, "max_soft_tokens": 70,
+          "resample": 3}  # fmt: skip
 PREPROCESSORS: dict[str, dict[str, Any]] = {
     "llava": CLIP | {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
     "llava_siglip": SIGLIP | {"size": {"height": 32, "width": 32}},
@@ -181,6 +229,10 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(LIKE_QWEN3, QWEN | {"image_mean": HALF, "image_std": HALF}),
     "gemma3": SIGLIP | {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 32, "width": 32},
                         "resample": 2},
+    **dict.fromkeys(("gemma4", "gemma4_moe"), BUDGET),
+    "gemma4_unified": BUDGET | {"image_processor_type": "Gemma4UnifiedImageProcessor"},
+    "llama4": {"image_processor_type": "Llama4ImageProcessorFast", "image_mean": HALF, "image_std": HALF,
+               "size": {"height": 32, "width": 32}, "max_patches": 6, "resample": 2},
     "mistral3": PIXTRAL,
     "idefics3": IDEFICS,
     "smolvlm": IDEFICS | {"image_processor_type": "SmolVLMImageProcessor"},
@@ -212,6 +264,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"processor_class": "Qwen2_5_VLProcessor"},
     **{name: {"processor_class": "Qwen3VLProcessor"} for name in LIKE_QWEN3},
     "gemma3": {"processor_class": "Gemma3Processor", "image_seq_length": 4},
+    **{name: {"processor_class": "Gemma4Processor"} for name in ("gemma4", "gemma4_moe")},
+    "gemma4_unified": {"processor_class": "Gemma4UnifiedProcessor"},
     "mistral3": {"processor_class": "PixtralProcessor", "image_token": "[IMG]", "patch_size": 8,
                  "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]", "spatial_merge_size": 2},
     "idefics3": {"processor_class": "Idefics3Processor", "image_seq_len": 4},
@@ -219,11 +273,12 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "internvl": {"processor_class": "InternVLProcessor", "image_seq_length": 4},
     "internvl_norms": {"processor_class": "InternVLProcessor", "image_seq_length": 4},
     "lfm2_vl": {"processor_class": "Lfm2VlProcessor"},
+    "llama4": {"processor_class": "Llama4Processor", "patch_size": 8, "pixel_shuffle_ratio": 0.5},
 }  # fmt: skip
 MARKS = {"qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>", "gemma3": "<start_of_image>", "mistral3": "[IMG]",
          "llava_pixtral": "[IMG]", "internvl": "<IMG_CONTEXT>"}  # fmt: skip
 MARKS |= dict.fromkeys(("qwen2_5_vl", *LIKE_QWEN3), MARKS["qwen2_vl"])
-MARKS |= {"internvl_norms": MARKS["internvl"]}
+MARKS |= {"internvl_norms": MARKS["internvl"], **dict.fromkeys((*LIKE_GEMMA4, "llama4"), "<|image|>")}
 """What a chat template writes for an image, if not <image>."""
 TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' }}{% if m['content'] is string %}{{ m['content'] }}{% else %}"
@@ -232,9 +287,15 @@ TEMPLATE = (
 )
 
 
+BUFFERS = {"input_min": -1.0, "input_max": 0.3, "output_min": -1.0, "output_max": 0.2, "layer_scalar": 0.5,
+           "std_bias": -0.5, "std_scale": 0.5}  # fmt: skip
+"""Least numbers of buffers that files have."""
+
+
 def family_of(name: str) -> str:
     """The model type of a name of `FAMILIES`."""
-    return {"llava_siglip": "llava", "llava_pixtral": "llava", "internvl_norms": "internvl"}.get(name, name)
+    return {"llava_siglip": "llava", "llava_pixtral": "llava", "internvl_norms": "internvl",
+            "gemma4_moe": "gemma4"}.get(name, name)  # fmt: skip
 
 
 def with_ids(facts: dict[str, Any]) -> dict[str, Any]:
@@ -257,7 +318,12 @@ def make_vision_model(
             spread = 0.08 if p.ndim > 1 else 0.3
             shift = 1.0 if p.ndim == 1 and is_norm(name) else 0.0
             p.copy_((torch.randn_like(p) * spread + shift).to(dtype))
-    model.to(dtype).save_pretrained(folder)
+        for name, b in model.named_buffers():
+            if (low := BUFFERS.get(name.rpartition(".")[2])) is not None:
+                b.copy_((low + torch.rand_like(b)).to(dtype))
+    if dtype is not torch.float32:  # which would make Llama 4's complex rotations real
+        model.to(dtype)
+    model.save_pretrained(folder)
     write_files(family, folder)
     return model.float()
 

@@ -16,7 +16,7 @@ from quire.core.config import flat_config
 from quire.core.images import PromptImage
 from quire.model.build import Model, load_model
 from quire.ops.arrays import to_torch
-from vision_models import CONFIGS, PREPROCESSORS, make_vision_model
+from vision_models import CONFIGS, LIKE_GEMMA4, PREPROCESSORS, make_vision_model
 
 TILE = 32
 DEEP = ("qwen3_vl", "qwen3_vl_moe")
@@ -33,6 +33,10 @@ SHAPES: dict[str, list[tuple[int, int, int]]] = {
     "qwen3_5": [(1, 48, 48), (1, 80, 16)],
     "qwen3_5_moe": [(1, 32, 64)],
     "gemma3": [(1, 32, 32)],
+    "gemma4": [(1, 128, 128), (1, 48, 336), (1, 32, 16)],
+    "gemma4_moe": [(1, 112, 160), (1, 224, 64)],
+    "gemma4_unified": [(1, 128, 128), (1, 48, 336)],
+    "llama4": [(1, 32, 32), (5, 32, 32)],
     "mistral3": [(1, 64, 64), (1, 32, 48)],
     "idefics3": [(5, 32, 32), (1, 32, 32), (1, 48, 48)],
     "smolvlm": [(5, 32, 32), (1, 64, 64)],
@@ -86,10 +90,22 @@ def shaped(pixels: Tensor, size: int = 8) -> dict[str, Tensor]:
     return {"pixel_values": cut, "spatial_shapes": shapes, "pixel_attention_mask": torch.ones(cut.shape[:2]).int()}
 
 
+def placed(name: str, pixels: Tensor) -> dict[str, Tensor]:
+    """Gemma 4's input of one tile: patches whose channels lie together, and the column and line of each."""
+    made = shaped(pixels, 16 if name == "gemma4_unified" else 8)
+    rows, columns = made["spatial_shapes"][0].tolist()
+    line, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    places = torch.stack((column.flatten(), line.flatten()), -1)[None]
+    return {"pixel_values": made["pixel_values"], "image_position_ids": places}
+
+
 @torch.no_grad()
 def features(name: str, model: PreTrainedModel, made: PromptImage) -> Tensor:
     """transformers' features [rows, width] of an image; further ones stand beside them."""
-    pixels, whole, height = normalized(name, made), model.model, made.shape[1:]
+    pixels, height = normalized(name, made), made.shape[1:]
+    if name == "llama4":
+        return model.multi_modal_projector(model.get_image_features(pixels).last_hidden_state).flatten(0, 1)
+    whole = model.model
     if name in QWEN:
         cut, grid = patches(pixels)
         found = whole.get_image_features(cut, image_grid_thw=grid)
@@ -103,6 +119,8 @@ def features(name: str, model: PreTrainedModel, made: PromptImage) -> Tensor:
         return whole.get_image_features(pixels, image_sizes=torch.tensor([height])).pooler_output[0]
     if name in ("idefics3", "smolvlm"):
         return whole.get_image_features(pixels[None]).pooler_output[0]
+    if name in LIKE_GEMMA4:
+        return torch.cat(whole.get_image_features(**placed(name, pixels)).pooler_output)
     if name == "lfm2_vl":
         return torch.cat(whole.get_image_features(**shaped(pixels)).pooler_output)
     found = whole.get_image_features(pixels).pooler_output

@@ -244,11 +244,14 @@ def _vision_rows(found: ModelFacts) -> Rows:
             else []
         ),
         *([f"further features behind its first {sight.deep} layers"] if sight.deep else []),
-        *(["rows of an image see each other"] if sight.mutual else []),
+        *(["rows of an image see each other" + " in layers with windows" * sight.windows] if sight.mutual else []),
     ]
+    layers = f"one matrix and norms, hidden {tower.hidden}"
+    if tower.layers:
+        layers = (f"{tower.layers} layers, hidden {tower.hidden}, intermediate {tower.intermediate}, "
+                  f"{tower.heads} heads of {tower.head_dim}")  # fmt: skip
     return [
-        ("vision tower", f"{tower.family}, {tower.layers} layers, hidden {tower.hidden}, intermediate "
-                         f"{tower.intermediate}, {tower.heads} heads of {tower.head_dim}"),
+        ("vision tower", f"{tower.family}, {layers}"),
         ("images", f"patches of {patch} x {patch} pixels{joined}"),
         ("vision parameters", f"{seen.parameters:,} in {seen.tensors} of the tensors"),
         *([("decoder with images", "; ".join(decoder))] if decoder else []),

@@ -172,3 +172,46 @@ class LongestEdge:
             size = math.floor(size[0] / ratio), math.floor(size[1] / ratio)
         high, wide = (((side - 1) // patch + 1) * patch for side, patch in zip(size, self.patch, strict=True))
         return high, wide
+
+
+BUDGETS = (70, 140, 280, 560, 1120)
+"""Rows that an image may be given."""
+
+
+class Budget:
+    """One tile of the image's shape, as large as a number of rows allows, each of which is of a square of patches
+    (Team Gemma 2026, Gemma 4)."""
+
+    def __init__(self, fields: SettingFields) -> None:
+        self.patch = fields.number("patch_size", 16, 1, 1024)
+        self.square = fields.number("pooling_kernel_size", 3, 1, 64)
+        self.most = fields.number("max_soft_tokens", 280)
+        if self.most not in BUDGETS:
+            raise fields.wrong("max_soft_tokens", f"is {self.most}, needs one of {', '.join(map(str, BUDGETS))}")
+        self.factor = self.patch * self.square
+        self.resample = fields.number("resample", BICUBIC, most=5)
+        self.resizes = fields.flag("do_resize", True)
+
+    def __call__(self, image: Image.Image, alone: bool) -> ImageTiles:
+        """One tile."""
+        if self.resizes and (size := self.size(size_of(image))) != size_of(image):
+            image = resized(image, size, self.resample)
+        if image.width % self.factor or image.height % self.factor or self.rows(size_of(image)) > self.most:
+            raise BadRequest(f"the image of {image.width} x {image.height} pixels is not of up to {self.most} squares "
+                             f"of {self.factor} pixels a side, and this model resizes none")  # fmt: skip
+        return ImageTiles(stacked([image]))
+
+    def size(self, size: Pixels) -> Pixels:
+        """The largest multiples of a square in the shape of `size`; of an image that is too thin, of another shape."""
+        height, width = size
+        scale = math.sqrt(self.most * self.factor**2 / (height * width))
+        high, wide = math.floor(scale * height / self.factor), math.floor(scale * width / self.factor)
+        if not high:
+            high, wide = 1, min(width // height, self.most)
+        elif not wide:
+            high, wide = min(height // width, self.most), 1
+        return high * self.factor, wide * self.factor
+
+    def rows(self, size: Pixels) -> int:
+        """Rows of an image of `size`."""
+        return size[0] // self.factor * (size[1] // self.factor)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from quire.core.errors import ModelError
-from quire.images.one_tile import ImageTiles, LongestEdge, Patches, Whole
+from quire.images.canvases import FittedCanvas
+from quire.images.one_tile import Budget, ImageTiles, LongestEdge, Patches, Whole
 from quire.images.processor_config import SettingFields, Size
 from quire.images.tiles import AnyResolution, Canvas, GridAndWhole, PanAndScan, Split
 
@@ -37,11 +38,14 @@ PROCESSORS: dict[str, Callable[[SettingFields], Processor]] = {
     ),
     "Qwen2VLImageProcessor": Patches,
     "Gemma3ImageProcessor": PanAndScan,
+    "Gemma4ImageProcessor": Budget,
+    "Gemma4UnifiedImageProcessor": Budget,
     "PixtralImageProcessor": LongestEdge,
     "Idefics3ImageProcessor": Split,
     "SmolVLMImageProcessor": Split,
     "GotOcr2ImageProcessor": Canvas,
     "Lfm2VlImageProcessor": GridAndWhole,
+    "Llama4ImageProcessor": FittedCanvas,
 }
 """`image_processor_type` of a file, without the endings of its implementations -> what cuts images as it says."""
 _ENDINGS = ("Fast", "Pil")

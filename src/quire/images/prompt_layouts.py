@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 
 from quire.images.layout import ImageLayout, Layout, mismatch
-from quire.images.one_tile import MOST_RATIO, ImageTiles, LongestEdge, Patches, Pixels, Whole
+from quire.images.one_tile import MOST_RATIO, Budget, ImageTiles, LongestEdge, Patches, Pixels, Whole
 from quire.images.processor_config import Settings, Size
 from quire.images.processors import make_processor
-from quire.images.tile_layouts import BracketedTiles, MarkedTiles, NamedTiles
+from quire.images.tile_layouts import BracketedTiles, MarkedTiles, NamedTiles, SeparatedTiles
 from quire.images.tiles import AnyResolution, PanAndScan
 
 
@@ -212,6 +212,23 @@ class Scanned(Layout):
         return [(ImageTiles(cut.tiles[i : i + 1]), each) for i in range(len(cut.tiles))]
 
 
+class Budgeted(Layout):
+    """A row for each square of patches, as many as an image may have, between two tokens (Team Gemma 2026, Gemma
+    4)."""
+
+    def __init__(self, settings: Settings) -> None:
+        token = settings.token("image_token", "<|image|>")
+        super().__init__(token, token, make_processor(settings.image, "Gemma4ImageProcessor"))
+        if not isinstance(self.processor, Budget):
+            raise mismatch(settings, "have a number of rows that they may take")
+        self.begin, self.end = settings.token("boi_token", "<|image>"), settings.token("eoi_token", "<image|>")
+        self.rows, self.most_rows = self.processor.rows, self.processor.most
+
+    def text(self, cut: ImageTiles, size: Pixels) -> str:
+        """The token for each row."""
+        return f"{self.begin}{self.token * self.rows(cut.size)}{self.end}"
+
+
 class PatchLines(Layout):
     """A row for each patch, a token behind each line of them, another behind the last (Agrawal et al. 2024,
     Pixtral)."""
@@ -247,20 +264,24 @@ LAYOUTS: dict[str, Callable[[Settings], ImageLayout]] = {
     "Qwen2_5_VLProcessor": MergedPatches,
     "Qwen3VLProcessor": MergedPatches,
     "Gemma3Processor": Scanned,
+    "Gemma4Processor": Budgeted,
+    "Gemma4UnifiedProcessor": Budgeted,
     "PixtralProcessor": PatchLines,
     "Idefics3Processor": NamedTiles,
     "SmolVLMProcessor": NamedTiles,
     "InternVLProcessor": BracketedTiles,
     "Lfm2VlProcessor": MarkedTiles,
+    "Llama4Processor": SeparatedTiles,
 }
 """`processor_class` of a file -> how it writes images."""
 FAMILIES = {
     "llava": "LlavaProcessor", "llava_next": "LlavaNextProcessor", "llava_onevision": "LlavaOnevisionProcessor",
     "qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor",
     "qwen3_vl_moe": "Qwen3VLProcessor", "qwen3_5": "Qwen3VLProcessor", "qwen3_5_moe": "Qwen3VLProcessor",
-    "gemma3": "Gemma3Processor", "mistral3": "PixtralProcessor",
+    "gemma3": "Gemma3Processor", "gemma4": "Gemma4Processor", "gemma4_unified": "Gemma4UnifiedProcessor",
+    "mistral3": "PixtralProcessor",
     "idefics3": "Idefics3Processor", "smolvlm": "SmolVLMProcessor", "internvl": "InternVLProcessor",
-    "lfm2_vl": "Lfm2VlProcessor",
+    "lfm2_vl": "Lfm2VlProcessor", "llama4": "Llama4Processor",
 }  # fmt: skip
 """`model_type` of a model that takes images -> its `processor_class` where no file names one."""
 

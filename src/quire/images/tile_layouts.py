@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.images.canvases import FittedCanvas
 from quire.images.layout import Layout, mismatch
 from quire.images.one_tile import ImageTiles, Pixels
 from quire.images.processor_config import Settings
@@ -99,3 +100,31 @@ class MarkedTiles(Layout):
             return [(cut, rows)]
         count = self.rows(cut.whole.shape[1:3])
         return [(ImageTiles(cut.tiles, cut.split), rows - count), (ImageTiles(cut.whole), count)]
+
+
+class SeparatedTiles(Layout):
+    """Layout with the same number of rows for each tile, a token between neighbours, another behind each line, and the
+    whole image behind a third (Llama 4, Meta AI 2025)."""
+
+    def __init__(self, settings: Settings) -> None:
+        text, vision = settings.text, settings.vision
+        super().__init__(
+            text.word("fake_image_token", "<|image|>"),
+            text.word("patch_token", "<|patch|>"),
+            make_processor(settings.image, "Llama4ImageProcessor"),
+        )
+        if not isinstance(self.processor, FittedCanvas):
+            raise mismatch(settings, "lie on a canvas of tiles")
+        patch = text.number("patch_size", vision.number("patch_size", 14, 1), 1)
+        ratio = text.real("pixel_shuffle_ratio", vision.real("pixel_shuffle_ratio", 0.5))
+        if not 0 < ratio <= 1:
+            raise text.wrong("pixel_shuffle_ratio", f"is {ratio}, needs a number above 0, at most 1")
+        self.count = (self.processor.side // patch) ** 2 // round(1 / ratio**2)
+        self.most_rows = self.count * (self.processor.most + (self.processor.most > 1))
+
+    def text(self, cut: ImageTiles, size: Pixels) -> str:
+        """Tiles line by line, the whole image behind them."""
+        rows, columns = cut.split
+        run = self.token * self.count
+        line = "<|tile_x_separator|>".join([run] * columns) + "<|tile_y_separator|>"
+        return f"<|image_start|>{line * rows}{self.mark}{run}<|image_end|>"

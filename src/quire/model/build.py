@@ -24,7 +24,9 @@ from quire.model.describe import compute_dtype, describe, max_model_len, open_mo
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
 from quire.model.disk.headers import ModelHeaders
+from quire.model.disk.hf_config import read_json
 from quire.model.families.rope import Rope, shared_tables, short_reach
+from quire.model.families.text_parts import parts_left_out
 from quire.model.known import known_of, known_of_device
 from quire.model.load.adapter_extension import Base
 from quire.model.load.adapters import Adapters, parse_modules
@@ -196,10 +198,13 @@ def check_start(config: EngineConfig, ops: Ops) -> None:
 
 
 def _opened(config: EngineConfig) -> ModelHeaders:
-    """The model folder, without what reads images where its text alone is wanted."""
+    """The model folder; without what reads images, and a line on that, where its text alone is wanted."""
     options = config.model
     opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
-    return replace(opened, vision=None) if options.language_model_only else opened
+    if not options.language_model_only:
+        return opened
+    told = parts_left_out(read_json(opened.folder / "config.json")) if opened.folder.is_dir() else ()
+    return replace(opened, vision=None, notes=tuple(note for note in opened.notes if note not in told))
 
 
 def _reader(

@@ -28,7 +28,7 @@ from quire.model.disk.source_subset import FirstRows, SourceSubset
 from quire.model.disk.stacked import StackedSource
 from quire.model.families.find import read_spec
 from quire.model.families.row import Family
-from quire.model.families.text_parts import as_found, find_text, text_part
+from quire.model.families.text_parts import as_found, find_text, parts_left_out, text_part
 from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.layer_mixers import kv_bytes_per_token
 from quire.model.mixers.mixer import WIDE
@@ -116,9 +116,9 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
         source = DummyWeights(spec, family, required, seed)
     elif gguf is None:
         checkpoint = Checkpoint(folder)
-        notes += checkpoint.notes
+        notes += [*checkpoint.notes, *parts_left_out(raw)]
         text, vision_part = part(checkpoint, raw)
-        text, family = decoder_alone(text, family, raw, notes)
+        text, family = decoder_alone(text, family, raw)
         source = rewritten = Rewritten(text, family.rewrites)
         origins = rewritten.origins
     else:
@@ -176,15 +176,12 @@ def _images(
     return vision, replace(spec, sight=sight)
 
 
-def decoder_alone(
-    source: TensorSource, family: Family, raw: Mapping[str, Any], notes: list[str]
-) -> tuple[TensorSource, Family]:
+def decoder_alone(source: TensorSource, family: Family, raw: Mapping[str, Any]) -> tuple[TensorSource, Family]:
     """The tensors of a decoder among those of a model of which nothing else runs, and its names as the files have them;
-    both as they are where all runs. `raw`: config.json; `notes` are told of it."""
+    both as they are where all runs. `raw`: config.json."""
     part = text_part(raw)
     if part is None:
         return source, family
-    notes.append(part.told)
     found = find_text(source.infos, family, part.hint)
     if found is None:
         return source, family  # claims say what is missing

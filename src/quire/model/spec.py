@@ -163,13 +163,16 @@ class Sight:
 
     `sections`: of a head's frequencies, how many follow each of the positions (time, row, column); empty where a row
     has one position. `interleaved`: the three take turns instead of following each other. `deep`: of the first layers,
-    how many are given further features, which are added behind them. `mutual`: rows of one image see each other.
+    how many are given further features, which are added behind them. `mutual`: rows of one image see each other,
+    `windows`: in layers with windows alone. `token`: the one whose per-layer embeddings rows of images have.
     """
 
     sections: tuple[int, ...] = ()
     interleaved: bool = False
     deep: int = 0
     mutual: bool = False
+    windows: bool = False
+    token: int = 0
 
 
 @dataclass(frozen=True)

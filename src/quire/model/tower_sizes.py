@@ -12,8 +12,10 @@ class Patches:
     `size`: pixels of a side, 0 = there is no tower; `frames`: how often a patch holds the image, one behind the other
     (towers that read films); `merge`: patches of a side that become one row later, whose rows follow each other.
     `grid`: (rows, columns) of learned positions, (0, 0) = none, which an image of other sizes meets by `positions`, a
-    key of LEARNED in vision.places; `first`: rows before the patches, with a position each. `window`: patches of a side
-    of what a row sees in layers that do not see all.
+    key of LEARNED in vision.patch_positions; `first`: rows before the patches, with a position each, which lie `behind`
+    those of patches in the file; `start`: the number of the first line and column, where heads turn by them.
+    `window`: patches of a side of what a row sees in layers that do not see all. `scale`: what rows behind the last
+    layer are multiplied by, before they are standardized where a file says by what; 0 = they are not.
     """
 
     size: int = 0
@@ -23,6 +25,9 @@ class Patches:
     positions: str = "same"
     first: int = 0
     window: int = 0
+    scale: float = 0.0
+    behind: bool = False
+    start: int = 0
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ class BatchBuilder:
     def __init__(self, arrays: Arrays, model: Model, block_size: int) -> None:
         self._arrays, self._block_size, self._adapters = arrays, block_size, model.adapters
         self.rope_shift = RopeShift(model.short_reach, model.max_model_len)
-        self._grids, self.image_chunks = bool(model.spec.sight.sections), list[ImageChunk]()
+        self._grids, self._image_token = bool(model.spec.sight.sections), model.spec.sight.token
+        self.image_chunks = list[ImageChunk]()
         self.failed: Failed = {}
         self._owners: list[tuple[Sequence, int, int]] = []
         self._places: dict[Sequence, int] = {}
@@ -191,7 +192,7 @@ class BatchBuilder:
             self.image_chunks.append(seen)
             for image in seq.request.images:
                 for row, _, count in pieces(image, start, end):
-                    arrays.tokens[at + row : at + row + count] = 0
+                    arrays.tokens[at + row : at + row + count] = self._image_token
 
     def _fill_tree(self, seq: Sequence, start: int, at: int, stop: int) -> None:
         """Masks of the rows of one chunk: nodes of a draft that branches see their ancestors, which precede them."""

@@ -22,7 +22,7 @@ from vision_models import make_vision_model
 from vision_prompts import photograph
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
-FAMILIES = ["llava", "qwen2_vl", pytest.param("gemma3", marks=pytest.mark.slow)]
+FAMILIES = ["llava", "qwen2_vl", "gemma4", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gemma3", "gemma4_moe"))]
 OPTIONS: dict[str, Any] = {"dtype": "float32", "num_blocks": 256, "device": "cpu"}
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 

@@ -30,12 +30,12 @@ from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
 from quire.engine.requests import with_grammar
 from quire.plan.predict import Machine, Planner
 from turns import turns
-from vision_models import FAMILIES, SPECIAL, VOCABULARY
-from vision_oracle import QWEN, normalized, patches, shaped
+from vision_models import FAMILIES, LIKE_GEMMA4, SPECIAL, VOCABULARY
+from vision_oracle import QWEN, normalized, patches, placed, shaped
 from vision_prompts import Made, write_made
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
-OFTEN = ("qwen3_vl", "gemma3", "qwen3_5")
+OFTEN = ("qwen3_vl", "gemma3", "qwen3_5", "gemma4", "gemma4_moe")
 """What every run tries: those that change most in the decoder; the slow one tries all."""
 RECURRENT = ("qwen3_5", "qwen3_5_moe")
 """Those whose decoder has states, beside which drafts do not branch and the model itself does not draft."""
@@ -60,7 +60,7 @@ def oracle_logits(made: Made, request: Request, output: list[int]) -> Tensor:
     more = inputs_of(made.family, request.images) if request.images else {}
     if made.family == "gemma3":
         more["token_type_ids"] = rows.long()
-    elif made.family in QWEN and more:
+    elif made.family in (*QWEN, *LIKE_GEMMA4) and more:
         more["mm_token_type_ids"] = rows.int()
     assert made.oracle is not None
     return made.oracle(input_ids=torch.tensor(ids)[None], use_cache=False, **more).logits[0]
@@ -84,6 +84,8 @@ def inputs_of(family: str, images: tuple[PromptImage, ...]) -> dict[str, Tensor]
         return {"pixel_values": torch.cat(filled), "image_sizes": torch.tensor(sizes)}
     if family == "lfm2_vl":
         return joined([shaped(tiles) for tiles in pixels])
+    if family in LIKE_GEMMA4:
+        return joined([placed(family, tiles) for tiles in pixels])
     whole = torch.cat(pixels)
     return {"pixel_values": whole[None] if family in ("idefics3", "smolvlm") else whole}
 
@@ -94,7 +96,10 @@ def joined(inputs: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     for each in inputs:
         missing = most - each["pixel_values"].shape[1]
         each["pixel_values"] = pad(each["pixel_values"], (0, 0, 0, missing))
-        each["pixel_attention_mask"] = pad(each["pixel_attention_mask"], (0, missing))
+        if "image_position_ids" in each:
+            each["image_position_ids"] = pad(each["image_position_ids"], (0, 0, 0, missing), value=-1)
+        else:
+            each["pixel_attention_mask"] = pad(each["pixel_attention_mask"], (0, missing))
     return {name: torch.cat([each[name] for each in inputs]) for name in inputs[0]}
 
 
@@ -136,8 +141,17 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-SPARE = {"gemma3": 28, "lfm2_vl": 20, **dict.fromkeys(RECURRENT, 24)}
+SPARE = {"gemma3": 28, "lfm2_vl": 20, **dict.fromkeys(LIKE_GEMMA4, 60), **dict.fromkeys(RECURRENT, 24)}
 """Blocks beside those of a sequence's keys, where layers with windows take some."""
+SEEING = ("gemma4_moe", "gemma4_unified")
+"""Those of whose images a step computes all rows, which are up to 70."""
+
+
+def tokens_of(made: Made, tokens: int) -> int:
+    """Of a step: more where an image would not fit."""
+    return 3 * tokens if made.family in SEEING else tokens
+
+
 OFTEN_WAYS = ("chunks", "preempted", "self")
 
 
@@ -149,6 +163,8 @@ def test_same_bits_under_any_load(way: str, made: Made, alone: dict[str, Answer]
     if way == "preempted":
         longest = max(len(each.prompt) for each in requests) + 16
         options["num_blocks"] = longest // 4 + SPARE.get(made.family, 8)
+    if "max_num_batched_tokens" in options:
+        options["max_num_batched_tokens"] = tokens_of(made, options["max_num_batched_tokens"])
     with closing(engine_of(made.folder, **options)) as engine:
         got = run(engine, requests, random.Random(way))
         assert [r.id for r in requests if got[r.id].bits() != alone[r.id].bits()] == []
@@ -171,7 +187,7 @@ def test_formats_under_any_load(form: dict[str, Any], made: Made) -> None:
     with closing(engine_of(made.folder, enable_prefix_caching=False, **form)) as engine:
         for each in requests:
             want |= run(engine, [each])
-    with closing(engine_of(made.folder, max_num_batched_tokens=40, max_num_seqs=8, **form)) as engine:
+    with closing(engine_of(made.folder, max_num_batched_tokens=tokens_of(made, 40), max_num_seqs=8, **form)) as engine:
         got = run(engine, requests, random.Random(2))
     assert [r.id for r in requests if got[r.id].bits() != want[r.id].bits()] == []
 
@@ -276,7 +292,7 @@ def test_answers_of_a_shape(made: Made) -> None:
         "one", max_tokens=12, ignore_eos=False, structured_outputs=StructuredOutputsParams(regex="[a-c]{4}")
     )
     request = with_grammar(VOCABULARY, made.tokenizer, asked)
-    with closing(engine_of(made.folder, max_num_batched_tokens=40, max_num_seqs=8)) as engine:
+    with closing(engine_of(made.folder, max_num_batched_tokens=tokens_of(made, 40), max_num_seqs=8)) as engine:
         answer = run(engine, [request, made.request("three")])["one"]
     said = made.tokenizer.decode(answer.tokens).strip()
     assert len(said) >= 4 and set(said[:4]) <= set("abc")

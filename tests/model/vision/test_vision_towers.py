@@ -55,6 +55,8 @@ def test_the_decoder_is_told_what_images_change(made: Callable[[str], Made]) -> 
     assert found.pop("qwen3_vl_moe") == found.pop("qwen3_vl") == Sight((6, 3, 3), True, 2)
     assert found.pop("qwen3_5") == found.pop("qwen3_5_moe") == Sight((3, 3, 2), True)
     assert found.pop("gemma3") == Sight(mutual=True)
+    assert found.pop("gemma4") == Sight(token=5)
+    assert found.pop("gemma4_moe") == found.pop("gemma4_unified") == Sight(mutual=True, windows=True)
     assert set(found.values()) == {Sight()}
 
 

@@ -6,10 +6,11 @@ Their `text_config` is the config.json of a family of the table. What makes rows
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
+from quire.model.families.text_defaults import USUAL
 from quire.model.spec import Sight
 
 Raw = Mapping[str, Any]
@@ -21,6 +22,13 @@ def _plain(text: HfConfig, vision: HfConfig) -> Sight:
 
 def _mutual(text: HfConfig, vision: HfConfig) -> Sight:
     return Sight(mutual=True)
+
+
+def _windowed(text: HfConfig, vision: HfConfig) -> Sight:
+    """Gemma 4's large ones: rows of an image see each other in layers with windows; those of all are to per-layer
+    embeddings what padding is."""
+    mutual = text.text("use_bidirectional_attention", "") == "vision"
+    return Sight(mutual=mutual, windows=mutual, token=text.integer("pad_token_id", 0, low=0))
 
 
 def _sectioned(
@@ -54,7 +62,8 @@ class MultimodalFamily:
 
     `tied`: whether its head is the table of tokens where neither part of the file says so and there is no other.
     `vision`: beginnings of names of tensors that are not the decoder's, behind "model." or nothing: first that of the
-    tower's, then those of the projector's.
+    tower's, then those of the projector's. `others`: fields of config.json with parts that are not built, and
+    beginnings of the names of theirs.
     """
 
     text: str
@@ -62,6 +71,12 @@ class MultimodalFamily:
     vision: tuple[str, ...]
     sight: Callable[[HfConfig, HfConfig], Sight] = _plain
     tied: bool = False
+    others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def left_out(self, raw: Raw) -> list[str]:
+        """Lines that say which parts of a config.json do not run."""
+        found = [name for name in self.others if raw.get(name)]
+        return [f"of {raw['model_type']!r} {', '.join(found)} left out: its audio is refused"] if found else []
 
 
 _LLAVA = ("vision_tower.", "multi_modal_projector.", "image_newline")
@@ -81,12 +96,24 @@ MULTIMODAL: dict[str, MultimodalFamily] = {
     "qwen3_5": MultimodalFamily("qwen3_5_text", "qwen3_5_vision", _VISUAL, _QUARTER),
     "qwen3_5_moe": MultimodalFamily("qwen3_5_moe_text", "qwen3_5_moe_vision", _VISUAL, _QUARTER),
     "gemma3": MultimodalFamily("gemma3_text", "siglip_vision_model", _LLAVA, _mutual, tied=True),
+    "gemma4": MultimodalFamily(
+        "gemma4_text", "gemma4_vision", ("vision_tower.", "embed_vision."), _windowed, tied=True,
+        others={"audio_config": ("audio_tower.", "embed_audio.")},
+    ),
+    "gemma4_unified": MultimodalFamily(
+        "gemma4_unified_text", "gemma4_unified_vision", ("vision_embedder.", "embed_vision."),
+        _windowed, tied=True, others={"audio_config": ("embed_audio.",)},
+    ),
     "mistral3": MultimodalFamily("mistral", "pixtral", _LLAVA, tied=True),
     "idefics3": MultimodalFamily("llama", "idefics3_vision", _CONNECTED),
     "smolvlm": MultimodalFamily("llama", "smolvlm_vision", _CONNECTED),
     "internvl": MultimodalFamily("qwen2", "internvl_vision", _LLAVA, tied=True),
+    "llama4": MultimodalFamily(
+        "llama4_text", "llama4_vision_model",
+        ("vision_model.", "vision_model.vision_adapter.", "multi_modal_projector."),
+    ),
     "lfm2_vl": MultimodalFamily("lfm2", "siglip2_vision_model", _LLAVA, tied=True),
-}
+}  # fmt: skip
 """By `model_type`."""
 REFUSED = {
     "phi3_v": "its images are cut and joined by code in its folder, which is never run, and transformers has none",
@@ -163,7 +190,7 @@ def text_config(raw: Raw, where: str) -> tuple[Raw, Sight]:
     nested = raw.get("text_config")
     inner = dict(outer.child("text_config").raw) if nested else {k: v for k, v in raw.items() if k != "vision_config"}
     kind = (inner.get("model_type") if nested else None) or row.text
-    usual = LEFT_OUT.get(f"{name}_text") or LEFT_OUT.get(kind, {})
+    usual = LEFT_OUT.get(f"{name}_text") or LEFT_OUT.get(kind) or USUAL.get(kind, {})
     inner |= {field: value for field, value in usual.items() if inner.get(field) is None}
     inner |= {field: raw[field] for field in OUTER if raw.get(field) is not None}
     inner |= {field: raw[field] for field in ("bos_token_id", "eos_token_id") if field in raw and field not in inner}
@@ -178,7 +205,7 @@ def without_kind(text: Raw) -> Raw:
     """A rope whose kind is called "mrope" is a plain one over several positions."""
     named = {field: dict(text[field]) for field in ("rope_scaling", "rope_parameters") if text.get(field)}
     for rope in named.values():
-        for field in ("type", "rope_type"):
-            if rope.get(field) == "mrope":
-                rope[field] = "default"
+        for kind in ("type", "rope_type"):
+            if rope.get(kind) == "mrope":
+                rope[kind] = "default"
     return {**text, **named}

@@ -73,9 +73,20 @@ def text_part(raw: Raw) -> TextPart | None:
     return None
 
 
+def parts_left_out(raw: Raw) -> list[str]:
+    """Lines that say which parts of a model do not run, by its config.json `raw`."""
+    part = text_part(raw)
+    if part is not None:
+        return [part.told]
+    row = MULTIMODAL.get(str(raw.get("model_type")))
+    return [] if row is None else row.left_out(raw)
+
+
 def _has_tower(raw: Raw) -> bool:
-    """Whether what reads images is built; what else its config says is looked at later."""
-    said = raw.get("vision_config")
+    """Whether there is what reads images, and it is built; what else its config says is looked at later."""
+    said = raw.get("vision_config", {})
+    if said is None:
+        return False
     name = said.get("model_type") if isinstance(said, Mapping) else None
     return not isinstance(name, str) or is_known(name)
 

@@ -49,8 +49,9 @@ def load_norm(reader: WeightReader, role: str, layer: int | None = None, scale: 
     if layer is not None and role == "attn_norm" and spec.join == "twins" and not spec.begins(layer):
         layer, again = layer - 1, True
     of_tokens = role == "embed_norm" and spec.edges.normed
-    if of_tokens or (spec.norm in ("plain", "unit") and DISK_ROLES[role].optional is False):
-        same: Unplaced = np.full(spec.hidden, scale, F32)
+    bare = not DISK_ROLES[role].optional or role == "connector_norm"
+    if of_tokens or (spec.norm in ("plain", "unit") and bare):
+        same: Unplaced = np.full(DISK_ROLES[role].shape(spec), scale, F32)
         return LayerNorm(same, None, spec.norm_eps) if spec.norm == "plain" else RmsNorm(same, spec.norm_eps)
     weight = reader.vector(role, layer, again=again)
     if weight is None:

@@ -6,7 +6,7 @@ parts of the decoder, so that these know of no image: rows of the stream, tables
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from quire.core.windows import first_seen
 from quire.model.batch import Batch, Forward
-from quire.model.net.decoder import Decoder, Layer, Wanted, chosen, own_attention, own_rows
+from quire.model.net.decoder import (
+    Decoder,
+    Layer,
+    Wanted,
+    chosen,
+    own_attention,
+    own_rows,
+    reading_attention,
+    reading_rows,
+)
 from quire.model.net.hidden_taps import TappedDecoder
 from quire.model.net.tensor_parallel import TensorParallelAttention
 from quire.model.spec import Sight
@@ -82,14 +91,16 @@ def divided(
 
 @dataclass(frozen=True)
 class BidirectionalAttention:
-    """`own_attention` of a step with rows of images. `tables`: what was made of the batch's, by group of layers."""
+    """Attention of a step with rows of images. `tables`: what was made of the batch's, by group of layers; `rows`: what
+    attention reads, of a layer with keys of its own or of one that reads another's."""
 
     mutual: BidirectionalSpans
     tables: dict[int, tuple[Array, Array, Array]]
+    rows: Callable[[Ops, Layer, Array, Batch, LayerCache], Array] = own_rows
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """Implement `own_attention`."""
-        qkv, spec, mutual = own_rows(ops, layer, h, batch, cache), layer.attend, self.mutual
+        qkv, spec, mutual = self.rows(ops, layer, h, batch, cache), layer.attend, self.mutual
         cu_q, context, tables = self._paged(ops, batch)
         (kv,) = cache
         attended = ops.attention(qkv, kv, cu_q, context, tables, spec, batch.tree)
@@ -227,7 +238,8 @@ def with_given_rows(decoder: Forward, sight: Sight, given: EmbeddedRows, batch: 
         layers = tuple(replace(layer, rope=tables[id(layer.rope)]) for layer in layers)
     if given.mutual is not None:
         attention = BidirectionalAttention(given.mutual, {})
-        layers = tuple(_mutual(layer, attention) for layer in layers)
+        causal = [sight.windows and not layer.attend.window for layer in layers]
+        layers = tuple(layer if same else _mutual(layer, attention) for layer, same in zip(layers, causal, strict=True))
     leaves = isinstance(decoder, TappedDecoder)
     own = fields(TappedDecoder if leaves else Decoder)
     parts = {f.name: getattr(decoder, f.name) for f in own} | {"layers": layers}
@@ -235,9 +247,13 @@ def with_given_rows(decoder: Forward, sight: Sight, given: EmbeddedRows, batch: 
     return (TappedMultimodalDecoder if leaves else MultimodalDecoder)(**parts, given=given, sight=sight)
 
 
+ROWS = {own_attention: own_rows, reading_attention: reading_rows}
+
+
 def _mutual(layer: Layer, attention: BidirectionalAttention) -> Layer:
-    """`layer` with its own keys, whose rows of images see each other."""
-    if isinstance(layer.attention, TensorParallelAttention):
-        return replace(layer, attention=replace(layer.attention, own=attention))
-    assert layer.attention is own_attention, "rows see each other where layers have keys of their own"
-    return replace(layer, attention=attention)
+    """`layer`, whose rows of images see each other."""
+    held = layer.attention
+    own = held.own if isinstance(held, TensorParallelAttention) else held
+    assert own in ROWS, "rows see each other where layers have heads"
+    made = replace(attention, rows=ROWS[own])
+    return replace(layer, attention=replace(held, own=made) if isinstance(held, TensorParallelAttention) else made)

@@ -72,7 +72,8 @@ def open_mmproj(found: Mmproj, text: GgufModel, spec: ModelSpec) -> tuple[Vision
     tower = VisionPart(said.inner, shape, family, _required(said.tower.required(said.inner), towers), "")
     norm = replace(projector.spec, norm=projector.spec.norm.removesuffix("1p"))  # which files hold whole
     made = VisionPart(said.config, norm, replace(projector.family, names=names), frozenset(projector.required), "")
-    turned, grouped = ([names[role] for role in roles] for roles in (projector.turned, projector.grouped))
+    turned = [names[role] for role in projector.turned]
+    grouped = {names[role]: projector.spec.connector.width for role in projector.grouped}
     headers = VisionHeaders(
         tower.open(found.file.path, VisionMatrices(source, source.infos.keys() - own), 0),
         made.open(found.file.path, VisionMatrices(source, own, turned, grouped), 0),

@@ -87,12 +87,22 @@ def borders_of(side: int) -> Floats:
     return np.where(index < len(index) // 16 * 16, eights, single)
 
 
+def _summed(grid: Floats, rows: int, columns: int) -> Floats:
+    """The sum of a row for the column, of the first table, and one for the line, of the second (grid [2, n,
+    hidden])."""
+    if max(rows, columns) > grid.shape[1]:
+        raise ValueError(f"the image has {rows} x {columns} patches, the tower has positions of {grid.shape[1]} a side")
+    return grid[1, :rows, None] + grid[0, None, :columns]
+
+
 LEARNED: dict[str, Callable[[Floats, int, int], Floats]] = {
     "same": _same,
     "bicubic": _between(bicubic),
     "bilinear": _between(partial(bilinear, corners=True)),
     "buckets": _buckets,
     "antialiased": antialiased,
+    "summed": _summed,
+    "paired": lambda grid, rows, columns: _summed(grid.swapaxes(0, 1), rows, columns),
 }
 """How a table of positions [rows, columns, hidden] meets an image of other sizes."""
 
@@ -107,8 +117,9 @@ def learned(table: Floats, patches: Patches, rows: int, columns: int) -> Floats:
 
 
 @lru_cache(maxsize=32)
-def turns(rope: Rope, head_dim: int, rows: int, columns: int, merge: int) -> Floats:
-    """Cosines and sines [rows * columns, 2, head_dim / 2] f32: half of a head's pairs turn by line, half by column.
+def turns(rope: Rope, head_dim: int, rows: int, columns: int, merge: int, first: int = 0, start: int = 0) -> Floats:
+    """Cosines and sines [first + rows * columns, 2, head_dim / 2] f32: half of a head's pairs turn by line, half by
+    column, counted from `start`; the `first` rows do not turn.
 
     Where the rope is of all of a head, every second of its frequencies is for columns; else both take all of them. One
     without dimensions turns nothing, [1, 2, 0].
@@ -117,8 +128,9 @@ def turns(rope: Rope, head_dim: int, rows: int, columns: int, merge: int) -> Flo
         return np.empty((1, 2, 0), F32)
     frequencies = rope.scaling.inverse_frequencies(rope.theta, rope.dim, 1)
     lines, across = (frequencies[0::2], frequencies[1::2]) if rope.dim == head_dim else (frequencies, frequencies)
-    row, column = (places.astype(F32)[:, None] for places in order(rows, columns, merge))
+    row, column = ((places + start).astype(F32)[:, None] for places in order(rows, columns, merge))
     angles = np.concatenate((row * lines, column * across), 1).astype(F64)
+    angles = np.concatenate((np.zeros((first, angles.shape[1])), angles))
     return np.stack((np.cos(angles), np.sin(angles)), 1).astype(F32)
 
 

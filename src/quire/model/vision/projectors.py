@@ -11,9 +11,9 @@ from quire.model.families.row import Family
 from quire.model.spec import ModelSpec
 from quire.model.tower_sizes import Connector
 from quire.model.vision.reading import CLIP_MEAN, CLIP_STD, HALF, Pixels, Reading, feature_layers, pinpoints, square
-from quire.model.vision.towers import ACTS
+from quire.model.vision.tower_row import ACTS
 
-CLIPS, HALVES = Pixels(CLIP_MEAN, CLIP_STD), Pixels(HALF, HALF)
+CLIPS, HALVES, UNSCALED = Pixels(CLIP_MEAN, CLIP_STD), Pixels(HALF, HALF), Pixels((0.0,) * 3, (1.0,) * 3)
 SCALED_IN_STREAM = ("granite",)
 """Decoders that scale whatever comes in the place of embeddings; others scale the table of tokens alone."""
 
@@ -173,6 +173,23 @@ def _gemma3(seen: ProjectorContext) -> Projector:
     return Projector(spec, names, tuple(names), reading, turned=("connector_down",), merge=side // rows)
 
 
+def _gemma4(seen: ProjectorContext) -> Projector:
+    """Rows of a square of patches are averaged, normed without weights, and multiplied with one matrix."""
+    hidden = seen.tower.hidden
+    spec = _spec(seen, Connector(hidden, normed=hidden, read=hidden), "unit", seen.tower.norm_eps)
+    names = {"connector_down": "embed_vision.embedding_projection"}
+    reading = Reading(UNSCALED, (seen.tower.layers,), normed=True, pooled=True, centered=True)
+    return Projector(spec, names, tuple(names), reading, merge=seen.vision.integer("pooling_kernel_size", 3, high=16))
+
+
+def _gemma4_unified(seen: ProjectorContext) -> Projector:
+    """Rows are normed without weights and multiplied with one matrix."""
+    hidden, eps = seen.tower.hidden, seen.vision.number("rms_norm_eps", 1e-6, high=1.0)
+    spec = _spec(seen, Connector(hidden, normed=hidden, read=hidden), "unit", eps)
+    names = {"connector_down": "embed_vision.embedding_projection"}
+    return Projector(spec, names, tuple(names), Reading(UNSCALED, (0,)))
+
+
 def _mistral3(seen: ProjectorContext) -> Projector:
     """Rows are normed, a matrix joins those of a square of patches, two follow."""
     taps = feature_layers(seen.config, seen.tower.layers, -1)
@@ -226,6 +243,24 @@ def _lfm2_vl(seen: ProjectorContext) -> Projector:
     return Projector(spec, names, required, Reading(HALVES, (seen.tower.layers,), normed=True), merge=merge)
 
 
+def _llama4(seen: ProjectorContext) -> Projector:
+    """Pixel shuffle, two matrices with an activation behind each, one more."""
+    ratio = seen.vision.number("pixel_shuffle_ratio", 0.5, high=1.0)
+    hidden, merge = seen.tower.hidden, round(1 / ratio)
+    wide, middle = hidden * merge**2, seen.vision.integer("projector_input_dim", 4096, high=1 << 18)
+    for name, usual, needed in (("intermediate_size", 5632, wide), ("projector_output_dim", 4096, middle),
+                                ("vision_output_dim", 7680, middle)):  # fmt: skip
+        if seen.vision.integer(name, usual, high=1 << 18) != needed:
+            raise seen.vision.fail(name, f"must be {needed}, as the matrices of the projector follow each other")
+    spec = _spec(seen, Connector(hidden, merge, read=wide, middle=middle))
+    names = {
+        "connector_up": "vision_model.vision_adapter.mlp.fc1",
+        "connector_mid": "vision_model.vision_adapter.mlp.fc2",
+        "connector_down": "multi_modal_projector.linear_1",
+    }
+    return Projector(spec, names, tuple(names), Reading(HALVES, (seen.tower.layers,), True, drop=1), merge=merge)
+
+
 PROJECTORS: dict[str, Callable[[ProjectorContext], Projector]] = {
     "llava": _llava,
     "llava_next": _llava_next,
@@ -237,11 +272,14 @@ PROJECTORS: dict[str, Callable[[ProjectorContext], Projector]] = {
     "qwen3_5": _qwen(DEEP_MERGERS, "layer", HALVES),
     "qwen3_5_moe": _qwen(DEEP_MERGERS, "layer", HALVES),
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
+    "gemma4_unified": _gemma4_unified,
     "mistral3": _mistral3,
     "idefics3": _idefics3,
     "smolvlm": _idefics3,
     "internvl": _internvl,
     "lfm2_vl": _lfm2_vl,
+    "llama4": _llama4,
 }
 """By `model_type`, as the table of models that take images."""
 

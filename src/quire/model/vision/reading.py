@@ -24,6 +24,13 @@ class Pixels:
     std: Three = CLIP_STD
     factor: float = 1 / 255
 
+    @property
+    def centered(self) -> Pixels:
+        """2 x - 1 of these numbers."""
+        mean = tuple(m + 0.5 * s for m, s in zip(self.mean, self.std, strict=True))
+        std = tuple(0.5 * s for s in self.std)
+        return Pixels((mean[0], mean[1], mean[2]), (std[0], std[1], std[2]), self.factor)
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -34,7 +41,8 @@ class Reading:
     averaged instead of put side by side. `deep`: layers behind which further features are taken.
     `packing`: a key of PACKINGS in vision.packing; `tile`: pixels of a tile's side, `pinpoints`: (height, width) that
     an image may be brought to, `most`: tiles whose number of features it may have, for it.
-    `scale`: of the features, where the decoder scales embeddings and theirs are not left out.
+    `scale`: of the features, where the decoder scales embeddings and theirs are not left out. `centered`: the tower
+    itself takes numbers between 0 and 1 to those between -1 and 1, beside what the folder says of them.
     """
 
     pixels: Pixels
@@ -48,6 +56,7 @@ class Reading:
     pinpoints: tuple[tuple[int, int], ...] = ()
     most: int = 0
     scale: float = 1.0
+    centered: bool = False
 
 
 def read_pixels(said: SettingFields | None, usual: Pixels) -> Pixels:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 
 from quire.model.disk.checkpoint import TensorInfo, TensorSource
 from quire.ops.arrays import AnyArray
@@ -15,10 +16,12 @@ PARTS = (".weight", ".bias")
 class VisionMatrices:
     """A `TensorSource` of some tensors of another, brought to the form that roles have.
 
-    A parameter that is no module's is a weight: `x` is seen as `x.weight`, less its axes of length 1. The kernel of a
+    A parameter that is no module's is a weight: `x` is seen as `x.weight`, less its axes of length 1, its last axis as
+    columns, a number alone as a vector. The kernel of a
     convolution [n, channels, ...] becomes a matrix [n, k] whose columns are the pixels of a patch in their order, the
     channels of each together, as they lie in an image. Of bases in `turned` the matrix is [k, n] in the file; those in
-    `grouped` have the numbers of each patch within those of a row, and become as kernels do.
+    `grouped` have the numbers of each patch within those of a row, or of a channel, of which there are so many, and
+    become as kernels do.
     """
 
     def __init__(
@@ -26,7 +29,7 @@ class VisionMatrices:
         source: TensorSource,
         names: Iterable[str],
         turned: Collection[str] = (),
-        grouped: Collection[str] = (),
+        grouped: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._source, self._turned, self._grouped = source, turned, grouped
         self.infos: dict[str, TensorInfo] = {}
@@ -38,8 +41,10 @@ class VisionMatrices:
             self._from[seen] = name
 
     def _shape(self, seen: str, shape: tuple[int, ...], name: str) -> tuple[int, ...]:
-        while seen != name and len(shape) > 1 and shape[0] == 1:
-            shape = shape[1:]
+        if seen != name:
+            while len(shape) > 1 and shape[0] == 1:
+                shape = shape[1:]
+            shape = (prod(shape[:-1]), shape[-1]) if len(shape) > 1 else shape or (1,)
         flat = (shape[0], prod(shape[1:])) if len(shape) > 2 else shape
         return flat[::-1] if seen.removesuffix(".weight") in self._turned else flat
 
@@ -49,7 +54,7 @@ class VisionMatrices:
         shape = self.infos[name].shape
         if base in self._turned:
             return found.reshape(shape[::-1]).T
-        channels = found.shape[1] if len(found.shape) > 3 else shape[0] if base in self._grouped else 0
+        channels = found.shape[1] if len(found.shape) > 3 else self._grouped.get(base, 0)
         if not channels:
             return found.reshape(shape)
         return found.reshape(shape[0], channels, -1).swapaxes(1, 2).reshape(shape)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quire.core.dtypes import Dtype
-from quire.model.net.parts import Linear, Mlp, Norm
+from quire.model.net.parts import Linear, Mlp, Norm, PlainMlp, Product
 from quire.model.spec import ModelSpec
 from quire.model.vision.account import PIECE
 from quire.model.vision.patch_positions import cut, learned, turns, windows
@@ -33,26 +33,82 @@ class QuickGeluMlp:
 
 
 @dataclass(frozen=True)
-class TowerLayer:
-    """x += scale * attention(norm(x)); x += scale * mlp(norm(x)); scales where there are any (Touvron et al. 2021).
+class ThreeMatrixMlp:
+    """down(act(own(rows))) of an MLP of two matrices (Llama 4's projector)."""
 
-    `qk_norms`: weights of norms of whole rows of queries and keys, or none. `windowed`: rows see their window only.
+    own: PlainMlp
+    down: Linear
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """x [T, k] -> [T, n]."""
+        return self.down(ops, ops.activation(self.own(ops, x), self.own.activation))
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """`own` of rows between two numbers, and what it makes of them between two others (Gemma 4)."""
+
+    own: Product
+    given: tuple[float, float]
+    made: tuple[float, float]
+
+    def __call__(self, ops: Ops, x: Any) -> Any:
+        """x [T, k] -> [T, n]."""
+        y: Any = self.own(ops, x.clip(*self.given))
+        return y.clip(*self.made)
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """What several matrices make of the same rows."""
+
+    parts: tuple[Product, ...]
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """x [T, k] -> [T, sum of n]."""
+        joined: Array = ops.join_columns(tuple(part(ops, x) for part in self.parts))
+        return joined
+
+
+@dataclass(frozen=True)
+class Standardized:
+    """x * scale - shift, [hidden] f32 each, in the place of a norm (Gemma 4)."""
+
+    scale: Array
+    shift: Array
+
+    def __call__(self, ops: Ops, x: Any) -> Any:
+        """x [T, hidden] -> [T, hidden]."""
+        return x * self.scale - self.shift
+
+
+@dataclass(frozen=True)
+class TowerLayer:
+    """x += scale * attention(norm(x)); x += scale * mlp(norm(x)); scales where there are any (Touvron et al. 2021), or
+    norms of what is added.
+
+    `spans`: weights of norms of queries, of keys, perhaps of values, `span` numbers together: whole rows or heads; or
+    none. `windowed`: rows see their window only.
     """
 
     attn_norm: Norm
-    qkv: Linear
-    qk_norms: tuple[Array, ...]
-    o: Linear
+    qkv: Product
+    spans: tuple[Array, ...]
+    span: int
+    o: Product
     attn_scale: Array | None
+    attn_post_norm: Norm
     mlp_norm: Norm
     mlp: Mlp
     mlp_scale: Array | None
+    mlp_post_norm: Norm
     windowed: bool
 
 
 @dataclass(frozen=True)
 class Tower:
-    """Pixels to rows of the stream. `positions` [P, hidden] f32 on the host; `class_token` [hidden].
+    """Pixels to rows of the stream. `positions` [P, hidden] f32 on the host; `class_token` [hidden]; `patch_norms`: of
+    what `patch` reads, and of what it makes.
 
     `dtype`: of keys and values; the stream is f32, or `dtype` where the backend's activations are that.
     """
@@ -60,11 +116,12 @@ class Tower:
     ops: Ops
     spec: ModelSpec
     patch: Linear
+    patch_norms: tuple[Norm, Norm]
     class_token: Array | None
     positions: Host | None
     embed_norm: Norm
     layers: tuple[TowerLayer, ...]
-    final_norm: Norm
+    final_norm: Product
     dtype: Dtype
 
     def __call__(self, pixels: Array, taps: tuple[int, ...], normed: bool) -> list[Any]:
@@ -72,12 +129,24 @@ class Tower:
 
         `normed`: in the place of the last, what the final norm makes of it. `taps` in ascending order.
         """
-        patches, tiles = self.spec.patches, len(pixels)
-        grid = pixels.shape[1] // patches.size, pixels.shape[2] // patches.size
+        size, tiles = self.spec.patches.size, len(pixels)
+        grid = pixels.shape[1] // size, pixels.shape[2] // size
         x = self._embed(pixels, grid)
         kept = {0: _copy(x)} if 0 in taps else {}
-        seen = (np.arange(len(x)).reshape(tiles, -1),)
-        table = turns(self.spec.rope[0], self.spec.head_dim, *grid, patches.merge)
+        if self.layers:
+            kept |= self._walk(x, grid, taps)
+        if normed:
+            for rows in pieces(len(x)):
+                self.ops.begin_step()
+                x[rows] = self.final_norm(self.ops, x[rows])
+        return [kept[tap].reshape(tiles, -1, self.spec.hidden) for tap in taps]
+
+    def _walk(self, x: Any, grid: tuple[int, int], taps: tuple[int, ...]) -> dict[int, Any]:
+        """The stream x [tiles * rows, hidden] past all layers, in place; what it was behind those of `taps`."""
+        patches, kept = self.spec.patches, dict[int, Any]()
+        each = patches.first + grid[0] * grid[1]
+        seen = (np.arange(len(x)).reshape(-1, each),)
+        table = turns(self.spec.rope[0], self.spec.head_dim, *grid, patches.merge, patches.first, patches.start)
         attend = windowed = attention_of(self.ops, self.spec, seen, table, self.dtype)
         if any(self.spec.windows):
             windowed = attention_of(self.ops, self.spec, windows(*grid, patches), table, self.dtype)
@@ -85,11 +154,7 @@ class Tower:
             self._layer(layer, x, windowed if layer.windowed else attend)
             if i + 1 in taps:
                 kept[i + 1] = x if i + 1 == len(self.layers) else _copy(x)
-        if normed:
-            for rows in pieces(len(x)):
-                self.ops.begin_step()
-                x[rows] = self.final_norm(self.ops, x[rows])
-        return [kept[tap].reshape(tiles, -1, self.spec.hidden) for tap in taps]
+        return kept
 
     def _embed(self, pixels: Array, grid: tuple[int, int]) -> Any:
         ops, tiles, first = self.ops, len(pixels), self.spec.patches.first
@@ -101,7 +166,8 @@ class Tower:
         for tile, part in enumerate(patches.reshape(tiles, -1, patches.shape[1])):
             for rows in pieces(len(part)):
                 ops.begin_step()
-                x[tile, first + rows.start : first + rows.stop] = self.patch(ops, part[rows])
+                made = self.patch(ops, self.patch_norms[0](ops, part[rows]))
+                x[tile, first + rows.start : first + rows.stop] = self.patch_norms[1](ops, made)
         if self.positions is not None:
             x += cast_to(ops.put(learned(self.positions, self.spec.patches, *grid)), dtype)
         x = x.reshape(tiles * count, -1)
@@ -116,8 +182,8 @@ class Tower:
         for rows in pieces(len(x)):
             ops.begin_step()
             qkv = layer.qkv(ops, layer.attn_norm(ops, x[rows]))
-            for i, weight in enumerate(layer.qk_norms):
-                ops.norm_spans(qkv, weight, i * spec.hidden, spec.hidden, False, QK_EPS)
+            for i, weight in enumerate(layer.spans):
+                ops.norm_spans(qkv, weight, i * spec.hidden, layer.span, False, QK_EPS)
             attention.write(rows, qkv)
         for some, attended in attention.attend():
             here = x[some]
@@ -128,11 +194,11 @@ class Tower:
     def _add(self, layer: TowerLayer, x: Array, attended: Array) -> Any:
         """Some rows of the stream and what follows attention in a layer, perhaps in their place."""
         ops = self.ops
-        delta: Any = layer.o(ops, attended)
+        delta: Any = layer.attn_post_norm(ops, layer.o(ops, attended))
         if layer.attn_scale is not None:
             delta *= layer.attn_scale
         x, h = layer.mlp_norm.add(ops, x, delta)
-        delta = layer.mlp(ops, h)
+        delta = layer.mlp_post_norm(ops, layer.mlp(ops, h))
         if layer.mlp_scale is not None:
             delta *= layer.mlp_scale
         return ops.add(x, delta)
@@ -143,7 +209,7 @@ def _copy(x: Any) -> Any:
 
 
 QK_EPS = 1e-6
-"""Of norms of queries and keys, which no file says."""
+"""Of norms of queries, keys and values."""
 
 
 def pieces(count: int, square: int = 1) -> Iterator[slice]:

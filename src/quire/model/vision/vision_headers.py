@@ -36,8 +36,10 @@ def part(source: TensorSource, raw: Mapping[str, Any]) -> tuple[TensorSource, Te
     row = MULTIMODAL.get(str(raw.get("model_type")))
     if row is None or text_part(raw) is not None:
         return source, None
+    others = tuple(name for names in row.others.values() for name in names)
     vision = {name for name in source.infos if name.removeprefix(OUTER).startswith(row.vision)}
-    return SourceSubset(source, source.infos.keys() - vision), SourceSubset(source, vision)
+    left = {name for name in source.infos if others and name.removeprefix(OUTER).startswith(others)}
+    return SourceSubset(source, source.infos.keys() - vision - left), SourceSubset(source, vision)
 
 
 def open_vision(
@@ -58,9 +60,11 @@ def open_vision(
     beginning = _beginning(row.family.names["patch"], names - own, root + table.vision[0])
     tower = VisionPart(said.inner, said.spec, said.trimmed(row.family), row.required(said.inner), beginning)
     made = VisionPart(said.config, projector.spec, projector.family, frozenset(projector.required), root)
-    turned, grouped = ([root + projector.names[r] for r in roles] for roles in (projector.turned, projector.grouped))
+    turned = [root + projector.names[role] for role in projector.turned]
+    grouped = {root + projector.names[role]: projector.spec.connector.width for role in projector.grouped}
+    unfolded = {beginning + row.family.names["patch"]: 3} if row.unfolded else {}
     return VisionHeaders(
-        tower.open(folder, None if vision is None else VisionMatrices(vision, names - own), seed),
+        tower.open(folder, None if vision is None else VisionMatrices(vision, names - own, (), unfolded), seed),
         made.open(folder, None if vision is None else VisionMatrices(vision, own, turned, grouped), seed),
         said.reading,
     )
@@ -94,7 +98,8 @@ class VisionSaid:
         inner = row.family.fill_in(vision_config(raw, where))
         whole = row.spec(kind, inner)
         projector = read_projector(ProjectorContext(config, inner, whole, text))
-        reading = replace(projector.reading, pixels=read_pixels(image, projector.reading.pixels))
+        pixels = read_pixels(image, projector.reading.pixels)
+        reading = replace(projector.reading, pixels=pixels.centered if projector.reading.centered else pixels)
         return cls(config, inner, row, whole, _shortened(whole, reading, projector.merge), projector, reading)
 
     def trimmed(self, family: Family) -> Family:
@@ -134,7 +139,7 @@ class VisionPart:
 
 def _shortened(spec: ModelSpec, reading: Reading, merge: int) -> ModelSpec:
     """The tower as far as its rows are read, which come in squares of `merge` patches a side."""
-    layers = max((1, *reading.taps, *reading.deep))
+    layers = min(max((1, *reading.taps, *reading.deep)), spec.layers)
     patches = replace(spec.patches, merge=merge)
     return replace(spec, layers=layers, rope=spec.rope[:layers], windows=spec.windows[:layers], patches=patches)
 
