@@ -24,7 +24,8 @@ from quire.model.spec import ModelSpec
 from quire.model.vision.projectors import Projector, ProjectorContext, read_projector
 from quire.model.vision.reading import Reading, read_pixels
 from quire.model.vision.tensors import VisionMatrices
-from quire.model.vision.towers import Tower, find_tower
+from quire.model.vision.tower_row import Tower
+from quire.model.vision.towers import find_tower
 from quire.quant.registry import DENSE
 
 OUTER = "model."
