@@ -63,6 +63,10 @@ def oracle_logits(made: Made, request: Request, output: list[int]) -> Tensor:
     elif made.family in (*QWEN, *LIKE_GEMMA4) and more:
         more["mm_token_type_ids"] = rows.int()
     assert made.oracle is not None
+    if made.family == "gemma4_unified" and more:  # its generate() has masks that its forward() alone does not make
+        places, embedded = torch.arange(len(ids))[None], torch.zeros(1, len(ids), 1)
+        masks = made.oracle.create_masks_for_generate(made.oracle.config, embedded, None, None, places, rows.int())
+        more["attention_mask"] = masks
     return made.oracle(input_ids=torch.tensor(ids)[None], use_cache=False, **more).logits[0]
 
 
