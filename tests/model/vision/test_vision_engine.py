@@ -280,7 +280,7 @@ def test_memory_of_images_is_planned_and_spared(made: Made) -> None:
 
 
 def test_a_store_of_blocks_needs_no_tower(made: Made, tmp_path: Path) -> None:
-    given = {"kv_store": str(tmp_path), "num_blocks": 128}
+    given = {"kv_store": str(tmp_path), "num_blocks": 256}
     requests = [made.request(name) for name in ("one", "three")]
     with closing(engine_of(made.folder, **given)) as engine:
         want = run(engine, requests)
