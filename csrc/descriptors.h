@@ -126,9 +126,9 @@ struct ExpertsDescriptor {
 
 // What stands between the two matrices of an expert.
 struct BetweenDescriptor {
-    int64_t activation;   // enum Activation of facts.h
-    int64_t clamped;      // clamped_swiglu instead
-    double alpha, limit;  // of that
+    int64_t activation;                // enum Activation of facts.h
+    int64_t clamped;                   // clamped_swiglu instead
+    double alpha, limit, shift, most;  // of that
 };
 
 // The pairs (token, choice) of a step, sorted by expert.
@@ -146,6 +146,7 @@ struct HomesDescriptor {
     const int32_t* ranks;  // [experts, copies], those that hold an expert, ascending, -1 behind them
     const int32_t* local;  // [experts], the place of an expert among the `held` that `rank` has, or -1
     int64_t experts, copies, held, rank, world;
+    int64_t idle;  // choices behind the experts that nobody computes
 };
 
 // Round-to-nearest quantization of rows of k columns, `stride` bytes apart, to codes low .. high.

@@ -9,6 +9,7 @@
 namespace quire {
 namespace {
 
+constexpr int32_t kNobody = -1;
 constexpr int64_t kRun = 16;  // pairs of one expert for which its weights are read once: they are not worth a second rank
 
 struct Homes : HomesDescriptor {
@@ -43,6 +44,7 @@ void give_pairs(std::vector<int32_t>& holders, const std::vector<int64_t>& count
     }
     for (size_t i = 0; i < holders.size(); ++i) {
         const int64_t e = ids[i];
+        if (e >= homes.experts) continue;
         holders[i] = static_cast<int32_t>(homes.single(e) ? homes.first(e) : runs[first[e] + seen[e]++ / kRun]);
     }
 }
@@ -50,7 +52,8 @@ void give_pairs(std::vector<int32_t>& holders, const std::vector<int64_t>& count
 // counted [experts + world + 1] grows by each expert's pairs, by each rank's, and by those of the rank that has most.
 void count_pairs(int64_t* counted, const std::vector<int64_t>& counts, const std::vector<int32_t>& holders, const Homes& homes) {
     std::vector<int64_t> given(homes.world);
-    for (const int32_t holder : holders) ++given[holder];
+    for (const int32_t holder : holders)
+        if (holder != kNobody) ++given[holder];
     for (int64_t e = 0; e < homes.experts; ++e) counted[e] += counts[e];
     for (int64_t rank = 0; rank < homes.world; ++rank) counted[homes.experts + rank] += given[rank];
     counted[homes.experts + homes.world] += *std::max_element(given.begin(), given.end());
@@ -68,10 +71,10 @@ void divide_pairs(int32_t* tokens, int32_t* order, int32_t* offsets, int32_t* se
     const int64_t pairs = rows * top_k;
     std::vector<int64_t> counts(experts);
     for (int64_t i = 0; i < pairs; ++i) {
-        if (ids[i] < 0 || ids[i] >= experts) fail("divide_pairs: there is no such expert");
-        ++counts[ids[i]];
+        if (ids[i] < 0 || ids[i] >= experts + homes.idle) fail("divide_pairs: there is no such expert");
+        if (ids[i] < experts) ++counts[ids[i]];
     }
-    std::vector<int32_t> holders(pairs);
+    std::vector<int32_t> holders(pairs, kNobody);
     give_pairs(holders, counts, ids, homes);
     count_pairs(counted, counts, holders, homes);
 
@@ -97,9 +100,10 @@ void divide_pairs(int32_t* tokens, int32_t* order, int32_t* offsets, int32_t* se
     }
     const int64_t begin = row_of(rank) * top_k, end = row_of(rank + 1) * top_k;
     std::vector<int32_t> at(world + 1);
-    for (int64_t i = begin; i < end; ++i) ++at[holders[i] + 1];
+    for (int64_t i = begin; i < end; ++i)
+        if (holders[i] != kNobody) ++at[holders[i] + 1];
     for (int64_t r = 0; r < world; ++r) at[r + 1] += at[r];
-    for (int64_t i = begin; i < end; ++i) places[i - begin] = at[holders[i]]++;
+    for (int64_t i = begin; i < end; ++i) places[i - begin] = holders[i] == kNobody ? 0 : at[holders[i]]++;
 }
 
 const OpEntry kOps[] = {op_entry<&divide_pairs>("divide_pairs")};

@@ -152,7 +152,7 @@ void expert_mlp(float* out, float* y, const float* x, const ExpertsDescriptor* g
     const Experts in_use = experts_of(p->offsets, experts);
     read_pairs(first.w, in_use, x, p->tokens, p->x_rows);
     lay_out(last.w, in_use, &Expert::inner, Scratch::kHidden, Scratch::kHiddenScales);
-    const ClampedSwiglu clamp(between->alpha, between->limit);
+    const ClampedSwiglu clamp(between->alpha, between->limit, between->shift, between->most);
     gate_pairs(first, last.w, in_use, {kGates[act], between->clamped ? &clamp : nullptr});
     if (pairs <= kFewPairs) return sum_few_pairs(out, y, last, in_use, {p->places, p->weights, rows, top_k});
     multiply_pairs(y, last, in_use, &Expert::inner, pairs);

@@ -105,11 +105,13 @@ void scale_choices(float* out, const float* weights, const int32_t* ids, const f
     }
 }
 
-// y [pairs, count]; out[r] = sum over c, ascending, of weights[r, c] * y[places[r, c]] of row r.
+// y [pairs, count]; out[r] = sum over c, ascending, of weights[r, c] * y[places[r, c]] of row r. A choice of weight 0 reads nothing: its
+// row need not have been computed.
 QUIRE_INLINE void combine_row(float* out, const float* y, const int32_t* places, const float* weights, int64_t top_k, int64_t count) {
     for_lanes(count, [&](int64_t i, int n) {
         F sum = set1(0.0f);
-        for (int64_t c = 0; c < top_k; ++c) sum = fma(set1(weights[c]), load_lanes(y + places[c] * count + i, n), sum);
+        for (int64_t c = 0; c < top_k; ++c)
+            if (weights[c] != 0.0f) sum = fma(set1(weights[c]), load_lanes(y + places[c] * count + i, n), sum);
         store_lanes(out + i, sum, n);
     });
 }
@@ -127,20 +129,22 @@ void combine(float* out, const float* y, const int32_t* places, const float* wei
     });
 }
 
-// (up + 1) * gate * sigmoid(alpha * gate), both limited. NaN must stay, and vmin and vmax return their second operand then.
+// (up + shift) * gate * sigmoid(alpha * gate), both limited. NaN must stay, and vmin and vmax return their second operand then.
 struct ClampedSwiglu {
-    F alpha, high, low;
-    ClampedSwiglu(double a, double limit) : alpha(set1(static_cast<float>(a))), high(set1(static_cast<float>(limit))), low(set1(static_cast<float>(-limit))) {}
+    F alpha, high, low, shift, most;
+    ClampedSwiglu(double a, double limit, double s, double m)
+        : alpha(set1(static_cast<float>(a))), high(set1(static_cast<float>(limit))), low(set1(static_cast<float>(-limit))),
+          shift(set1(static_cast<float>(s))), most(set1(static_cast<float>(m))) {}
 };
 
 QUIRE_INLINE F clamped_gate(const ClampedSwiglu& c, F gate, F up) {
-    gate = vmin(c.high, gate);
-    return mul(add(vmin(c.high, vmax(c.low, up)), set1(1.0f)), times_sigmoid(gate, mul(c.alpha, gate)));
+    gate = vmin(c.most, gate);
+    return mul(add(vmin(c.high, vmax(c.low, up)), c.shift), times_sigmoid(gate, mul(c.alpha, gate)));
 }
 
 // gate_up [rows, 2 f]
-void clamped_swiglu(float* out, const float* gate_up, int64_t rows, int64_t f, double alpha, double limit) {
-    const ClampedSwiglu clamp(alpha, limit);
+void clamped_swiglu(float* out, const float* gate_up, int64_t rows, int64_t f, double alpha, double limit, double shift, double most) {
+    const ClampedSwiglu clamp(alpha, limit, shift, most);
     parallel_ranges(rows, 4 * f, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
             const float* row = gate_up + r * 2 * f;

@@ -10,7 +10,15 @@ from functools import cache
 from pathlib import Path
 
 from quire.model.disk.gguf_architectures import ARCHITECTURES
-from quire.model.families.elsewhere import architectures, causal_types, runs_slowly, version_of, why_no_gguf, why_no_row
+from quire.model.families.elsewhere import (
+    LACKS,
+    architectures,
+    causal_types,
+    runs_slowly,
+    version_of,
+    why_no_gguf,
+    why_no_row,
+)
 from quire.model.families.multimodal import MULTIMODAL, REFUSED
 from quire.model.families.table import FAMILIES
 from quire.store.catalog import catalog
@@ -74,7 +82,7 @@ def text_alone() -> tuple[str, ...]:
 def _types() -> tuple[list[str], list[str], list[str]]:
     """Model types that load, those that run by transformers' code, and those that do not run."""
     here = sorted({*FAMILIES, *MULTIMODAL})
-    rest = sorted({*causal_types(), *REFUSED} - {*here})
+    rest = sorted({*causal_types(), *REFUSED, *LACKS} - {*here})
     slow = [name for name in rest if runs_slowly(name)]
     return here, slow, [name for name in rest if name not in slow]
 

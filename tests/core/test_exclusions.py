@@ -16,7 +16,7 @@ from gemma_variants import GEMMAS
 from head_folders import saved, write_medusa
 from hidden_rows import hide_rows
 from lora_adapters import LINEARS
-from model_variants import PLAIN_ROPE
+from model_variants import LATENTS, PLAIN_ROPE
 from oracle import write
 from parallel_pairs import write_gptq
 from peft_layouts import Layout
@@ -129,6 +129,7 @@ FOLDERS: dict[f.Feature, Callable[[Path], object]] = {
     f.SHARED_BLOCKS: lambda path: write(path, TINY["shared_blocks"][0], **TINY["shared_blocks"][1]),
     f.STREAMS: lambda path: write(path, GEMMAS["gemma3n"][0], **GEMMAS["gemma3n"][1]),
     f.LAYER_INPUTS: lambda path: write(path, GEMMAS["gemma4_small"][0], **GEMMAS["gemma4_small"][1]),
+    f.PASSING: lambda path: write(path, LATENTS["longcat_flash"][0], **LATENTS["longcat_flash"][1]),
     f.UNLIKE_LAYERS: lambda path: write(path, GEMMAS["gemma4"][0], **GEMMAS["gemma4"][1]),
     f.NO_EXPERTS: lambda path: write(path, "llama"),
     f.IMAGES: lambda path: write_made("qwen3_vl", path),

@@ -52,7 +52,7 @@ def test_dummy_weights_and_reports_fit(variant: str, tmp_path: Path) -> None:
     decays = [name for name in held if family == "minimax" and name.endswith(("_decay", "slope_rate"))]
     assert made.tensors + len(decays) == found.tensors or biases, "what follows from MiniMax's sizes is in files, too"
     assert found.parameters == sum(p.numel() for name, p in held.items() if name not in decays)
-    sizes = [int(torch.Size(ROLES[r].shape(found.spec)).numel()) * ROLES[r].copies(found.spec) for r in found.roles]
+    sizes = [ROLES[r].numbers(found.spec) for r in found.roles]
     assert 0.9 * found.parameters <= sum(sizes) <= found.parameters
     routing, sparse = found.spec.moe.routing, sum(found.spec.moe.sparse)
     expert = sum(math.prod(ROLES[r].shape(found.spec)) for r in found.roles if ROLES[r].experts)

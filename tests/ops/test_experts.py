@@ -16,7 +16,7 @@ from op_runs import UNITS_HERE, generator, ops_of
 from op_runs import pytestmark as pytestmark
 from quire.ops.backend import Ops
 from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR
-from quire.ops.experts import Choices, ExpertActivation, Grouped, padded_rows
+from quire.ops.experts import Choices, Clamp, ExpertActivation, Grouped, padded_rows
 from quire.ops.kinds import KINDS, SUPER_KINDS
 from quire.ops.reference.experts import sort_by_expert
 from quire.ops.weights import Weight
@@ -91,7 +91,7 @@ def test_fused_experts_have_the_bits_of_a_linear_for_each(kind: str, bits: int, 
     for given, between in (
         (None, ExpertActivation("silu")),
         (biases, ExpertActivation("gelu")),
-        (biases, ExpertActivation("silu", (1.702, 7.0))),
+        (biases, ExpertActivation("silu", Clamp(1.702, 7.0))),
     ):
         grouped = stacked(ops, up, given and given[0]), stacked(ops, down, given and given[1])
         for rows in (1, 2, 5, 17, 130):

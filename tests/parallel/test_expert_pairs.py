@@ -45,9 +45,9 @@ def test_what_is_used_most_is_held_twice_and_work_is_even() -> None:
     assert load(plain) > 1.5 and load(placed) < 1.05 and load(copied) == 1.0
 
 
-def tables(held: tuple[tuple[int, ...], ...], experts: int) -> list[PairDivider]:
+def tables(held: tuple[tuple[int, ...], ...], experts: int, idle: int = 0) -> list[PairDivider]:
     """What each rank has."""
-    return [PairDivider(held, r, np.zeros(experts + len(held) + 1, np.int64)) for r in range(len(held))]
+    return [PairDivider(held, r, np.zeros(experts + len(held) + 1, np.int64), idle) for r in range(len(held))]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 100])
@@ -76,6 +76,24 @@ def test_pairs_come_once_and_outputs_find_their_rows(rows: int, world: int, redu
     assert counted[:8] == torch.bincount(ids.flatten().long(), minlength=8).tolist()
     assert counted[8 : 8 + world] == [int(p.offsets[0, -1]) for p in found] and counted[-1] == max(counted[8:-1])
     assert all(divide.counted.tolist() == counted for divide in dividers)
+
+
+def test_choices_behind_the_experts_are_nobodys() -> None:
+    """What is received of the others lies where it would without them, in the order of the choices."""
+    ops, rows, g = backend("reference"), 9, torch.Generator().manual_seed(1)
+    ids = torch.stack([torch.randperm(8, generator=g)[:4] for _ in range(rows)]).int()
+    held, parts, first = ((0, 2), (1, 3)), row_parts(rows, 2), 0
+    found = [divide(ops, ids) for divide in tables(held, 4, idle=4)]
+    assert sum(int(pairs.offsets[0, -1]) for pairs in found) == int((ids < 4).sum())
+    for rank, pairs in enumerate(found):
+        own = ids[first : first + parts[rank]]
+        assert pairs.places[own >= 4].tolist() == [0] * int((own >= 4).sum())
+        order = [e % 2 for e in own[own < 4].tolist()]  # who holds it
+        want = [order[:i].count(r) + (order.count(0) if r else 0) for i, r in enumerate(order)]
+        assert pairs.places[own < 4].tolist() == want
+        first += parts[rank]
+    with pytest.raises(ValueError, match="there is no such expert"):
+        tables(held, 4, idle=4)[0](ops, torch.tensor([[8]], dtype=torch.int32))
 
 
 def test_an_expert_is_read_by_a_second_rank_only_for_many_pairs() -> None:

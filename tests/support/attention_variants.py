@@ -10,6 +10,8 @@ ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_siz
 GROUPS = {"n_group": 4, "topk_group": 2}
 FAR = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 6,
        "mscale_all_dim": 1.0, "mscale": 1.0, "llama_4_scaling_beta": 0.1}  # fmt: skip
+LONGCAT = {"num_hidden_layers": 4, "head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8, "zero_expert_num": 4,
+           "moe_topk": 3, "expert_ffn_hidden_size": 32, "routed_scaling_factor": 1.5}  # fmt: skip
 LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe_lite": ("glm4_moe_lite", SIZES | ROUTED),
     "glm4_moe_lite_kinds": ("glm4_moe_lite", SIZES | ROUTED | GROUPS | {
@@ -24,6 +26,9 @@ LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "minicpm3": ("minicpm3", SIZES | {"dim_model_base": 48}),
     "minicpm3_biases": ("minicpm3", SIZES | {"scale_depth": 0.7, "scale_emb": 3.5, "mlp_bias": True,
                                              "attention_bias": True, "tie_word_embeddings": False}),
+    "longcat_flash": ("longcat_flash", SIZES | LONGCAT),
+    "longcat_flash_biases": ("longcat_flash", SIZES | LONGCAT | {
+        "attention_bias": True, "zero_expert_num": 2, "moe_topk": 2, "num_hidden_layers": 2, "rope_parameters": FAR}),
     "minicpm3_plain": ("minicpm3", SIZES | {"scale_depth": None, "dim_model_base": None, "q_lora_rank": None}),
 }  # fmt: skip
 
@@ -63,7 +68,18 @@ GATED_DENSE: dict[str, tuple[str, dict[str, Any]]] = {
                            "attention_bias": True, "use_sandwich_norm": False, "use_attention_gate": False,
                            "conv_L_cache": 4, "tie_word_embeddings": False, "rope_parameters": PLAIN_KINDS}),
 }  # fmt: skip
+KINDS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+STEP = {"head_dim": 16, "num_hidden_layers": 4, "n_routed_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40, "share_expert_dim": 48, "sliding_window": 5, "layer_types": KINDS,
+        "num_sliding_attention_heads": 8, "moe_router_scaling_factor": 1.7, "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e3}}}  # fmt: skip
 GATED: dict[str, tuple[str, dict[str, Any]]] = {
+    "step3p5": ("step3p5", STEP | {"swiglu_limits": [0.0, 0.0, 0.4, 0.3], "swiglu_limits_shared": [0.5, 0.0, 0.2, 0.0],
+                                   "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}),
+    "step3p5_biases": ("step3p5", STEP | {"mlp_layer_types": ["sparse", "dense", "dense", "sparse"], "mlp_bias": True,
+                                          "attention_bias": True, "num_sliding_attention_heads": 2,
+                                          "query_pre_attn_scalar": 24}),
     "afmoe": ("afmoe", AFMOE | {"num_hidden_layers": 4, "mup_enabled": True}),
     "afmoe_kinds": ("afmoe", AFMOE | {"layer_types": ["full_attention", "sliding_attention", "full_attention"],
                                       "num_dense_layers": 2, "attention_bias": True, "num_shared_experts": 1}),

@@ -43,7 +43,7 @@ PAGE = DOCS / "models" / "pairs.md"
 BEGIN, END = "<!-- families x formats: make table -->\n", "<!-- end of families x formats -->\n"
 WIDE = {"intermediate_size": 128, "head_dim": 16, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
         "shared_intermediate_size": 128, "mamba_head_dim": 16, "time_step_rank": 64, "mamba_dt_rank": 64,
-        "adapter_rank": 64,
+        "adapter_rank": 64, "expert_ffn_hidden_size": 64, "share_expert_dim": 64,
         "ffn_dim": 128, "d_ff": 128, "dff": 128, "intermediate_size_mlp": 128, "hidden_size_per_layer_input": 64,
         "laurel_rank": 64, "d_kv": 16, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16,
         "linear_head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 64,

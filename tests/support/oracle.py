@@ -18,6 +18,7 @@ from transformers import (
     Mistral4Config,
     Mistral4ForCausalLM,
     PreTrainedModel,
+    Step3p7TextConfig,
 )
 from transformers.utils import logging
 
@@ -26,9 +27,11 @@ from quire.core.config import DeviceConfig
 from quire.ops.backend import Ops, open_backend
 from quire.ops.native import load_native
 from quire.ops.op import REGISTRY
+from step_model import Step3p5ForCausalLM
 
 logging.disable_progress_bar()
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)  # which it does not know by itself
+AutoModelForCausalLM.register(Step3p7TextConfig, Step3p5ForCausalLM, exist_ok=True)
 BACKENDS = ["reference", *(["cpu"] if load_native() else [])]
 
 SMALL = {

@@ -9,6 +9,8 @@ from paged_model import HALF_ROPE, YARN
 
 INDEXER = {"index_n_heads": 8, "index_head_dim": 16}
 SIZES = LATENT_SIZES | INDEXER
+AXK2 = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
+        "num_key_value_heads": 4, "gated_norm_rank": 8}  # fmt: skip
 SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32": ("deepseek_v32", SIZES | LATENT_GROUPS | {"index_topk": 6}),
     "deepseek_v32_yarn": (
@@ -21,6 +23,9 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
         SIZES | {"index_topk": 5, "num_hidden_layers": 4, "indexer_types": ["full", "shared", "shared", "full"],
                  "mlp_layer_types": ["dense", "sparse", "dense", "sparse"]},
     ),
+    "axk2": ("axk2", SIZES | AXK2 | {"index_topk": 6}),
+    "axk2_kinds": ("axk2", SIZES | AXK2 | {"index_topk": 5, "attention_bias": True, "gated_norm_rank": 4,
+                                           "mlp_layer_types": ["sparse", "dense", "sparse"]}),
 }  # fmt: skip
 BLOCKS = {"num_hidden_layers": 3, "rope_parameters": HALF_ROPE,
           "head_dim": 16, "rotary_dim": 8, "index_n_heads": 2, "index_head_dim": 16,
@@ -35,6 +40,7 @@ BLOCK_SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32_short": ("deepseek_v32", SIZES | LATENT_GROUPS),
     "glm_moe_dsa_short": ("glm_moe_dsa", SIZES),
+    "axk2_short": ("axk2", SIZES | AXK2),
 }
 """Of sequences shorter than what they choose."""
 WHOLE = DENSE | {

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForImageTextToText, AutoModelForMultimodalLM, PreTrainedModel
 
+from attention_variants import GATED
 from chunked_models import LLAMA4
 from oracle import SMALL, is_norm
 from paged_model import NEMOTRON
@@ -55,6 +56,7 @@ MORE: dict[str, dict[str, Any]] = {
     "nemotron_h": NEMOTRON | {"hybrid_override_pattern": "M-*", "num_hidden_layers": 3},
     "muse_glimmer_text": {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 4},
     "paddleocr_vl_text": {"head_dim": 16} | rope(4, 2, 2),
+    "step3p5": GATED["step3p5"][1],
 }  # fmt: skip
 """Further fields of a text_config, by its type."""
 

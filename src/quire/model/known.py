@@ -14,6 +14,7 @@ from quire.core.exclusions.features import (
     LAYER_INPUTS,
     NO_EXPERTS,
     NO_GPU,
+    PASSING,
     PROJECTED,
     QUANTIZED,
     REFERENCE_OPS,
@@ -44,6 +45,7 @@ def known_of(config: EngineConfig, model: ModelFacts | ModelHeaders) -> Known:
         (QUANTIZED, again),
         (LAYER_INPUTS, spec.inputs.width > 0),
         (STREAMS, spec.streams.count > 0),
+        (PASSING, spec.moe.late),
         (UNLIKE_LAYERS, len({(size.heads, size.kv_heads, size.head_dim) for size in spec.sizes}) > 1),
     )
     return Known(there | features_of(spec), words | {"scheme": kept})

@@ -14,7 +14,7 @@ def _sparse(spec: ModelSpec, layer: int) -> bool:
 
 
 def _plain(spec: ModelSpec, layer: int) -> bool:
-    return spec.has_mlp(layer) and (not spec.is_sparse(layer) or spec.moe.beside)
+    return spec.has_mlp(layer) and (not spec.is_sparse(layer) or spec.moe.beside or spec.moe.late)
 
 
 def _with_latent(spec: ModelSpec, layer: int) -> bool:
@@ -63,8 +63,8 @@ ROLES = {
         f"xielu_{name}": Role("vector", lambda s: (1,), optional=True, where=_plain)
         for name in ("positive", "negative", "beta", "eps")
     },
-    "router": Role("dense", lambda s: (s.moe.routing.experts, s.hidden), where=_sparse),
-    "router_bias": Role("vector", lambda s: (s.moe.routing.experts,), where=_sparse, optional=True),
+    "router": Role("dense", lambda s: (s.moe.choices, s.hidden), where=_sparse),
+    "router_bias": Role("vector", lambda s: (s.moe.choices,), where=_sparse, optional=True),
     "expert_enter": Role("linear", lambda s: (s.moe.latent, s.hidden), where=_with_latent),
     "expert_leave": Role("linear", lambda s: (s.hidden, s.moe.latent), where=_with_latent),
     "expert_gate": _expert(True),

@@ -7,13 +7,14 @@ from typing import Any
 
 from quire.core.windows import widest
 from quire.model.draft_sizes import NO_ASSISTANT, AssistantSizes
+from quire.model.expert_sizes import NO_EXPERTS
+from quire.model.expert_sizes import MoE as MoE
 from quire.model.families.delta_sizes import NO_DELTA, DeltaSizes
 from quire.model.families.edges import NO_EDGES, Edges
 from quire.model.families.query_scale import NO_SCALE, QueryScale
 from quire.model.families.rope import Rope
 from quire.model.layer_sizes import NO_INPUTS, ONE_STREAM, LayerInputs, LayerSizes, Streams
 from quire.model.tower_sizes import NO_CONNECTOR, NO_TOWER, Connector, Patches
-from quire.ops.experts import Routing
 from quire.ops.indexer import NO_BLOCK_INDEXER, NO_INDEXER, BlockIndexer, Indexer
 
 ATTENTION, CONVOLUTION, DELTA, SCAN, CHANNEL_SCAN, MLP = "attention", "conv", "delta", "scan", "channel scan", "mlp"
@@ -22,36 +23,13 @@ SHARED, LIGHTNING = "shared block", "lightning"
 
 
 @dataclass(frozen=True)
-class MoE:
-    """Experts in place of the MLP (Shazeer et al. 2017). Widths are those between up and down.
-
-    `sparse`: per layer, whether it has experts. `shared`: width of the expert that every token takes, 0 = none;
-    `shared_scale` multiplies what that one makes. `router_cap`: soft cap of the router's logits, 0 = none. `clamp`:
-    (alpha, limit) of gpt-oss's activation, or None for the model's. `latent`: numbers of the rows that experts read and
-    make, to which and from which a matrix leads, 0 = those of the stream. `input_scores`: of the one expert that a row
-    takes, the score, a key of SCORES in `ops.experts`, that multiplies what it reads (Llama 4). `beside`: the layers
-    have an MLP, too.
-    """
-
-    routing: Routing
-    intermediate: int
-    sparse: tuple[bool, ...]
-    shared: int = 0
-    clamp: tuple[float, float] | None = None
-    latent: int = 0
-    shared_scale: float = 1.0
-    input_scores: str = ""
-    beside: bool = False
-    router_cap: float = 0.0
-
-
-@dataclass(frozen=True)
 class MLA:
     """Sizes of multi-head latent attention (DeepSeek-AI 2024), all 0 for attention over keys and values per head.
 
     `q_rank`: of the space queries pass through, 0 = none; `rank`: of latents; `nope` and `rope`: parts of a query's
     head that do not and that do turn; `value`: of a head's result. `interleaved`: on disk, pairs (2i, 2i + 1) turn.
-    `indexer`: what chooses the tokens that are attended to, if not all are.
+    `q_factor` and `factor` multiply what the norms of both spaces make. `indexer`: what chooses the tokens that are
+    attended to, if not all are.
     """
 
     q_rank: int = 0
@@ -61,6 +39,8 @@ class MLA:
     value: int = 0
     interleaved: bool = True
     indexer: Indexer = NO_INDEXER
+    q_factor: float = 1.0
+    factor: float = 1.0
 
     @property
     def row(self) -> int:
@@ -187,38 +167,32 @@ class Factors:
     post_norm: float = 1.0
 
 
-NO_EXPERTS = MoE(Routing(0, 0), 0, ())
-
-
 @dataclass(frozen=True)
 class ModelSpec:
     """The shape and the facts of a decoder, or of a vision tower or projector, which have some of the parts.
 
-    Per-layer facts are tuples of length `layers`.
-
-    Presence decides the rest (biases, per-head norms of queries and keys, an output head of its own): it is read from
-    the checkpoint's tensors, not from here. `windows`: see `core.windows`, 0 = all. `max_position` is in tokens.
+    Per-layer facts are tuples of length `layers`. Presence decides the rest (biases, per-head norms of queries and
+    keys, an output head of its own): it is read from the checkpoint's tensors, not from here. `windows`: see
+    `core.windows`, 0 = all. `max_position` is in tokens.
 
     `norm`: "rms", "rms1p" (weights are stored less 1), "layer", "layer1p", "plain" (layernorm without weights), "unit"
-    (rmsnorm without). `post_norm_eps`: of norms of what attention and MLP add, 0 = that of the others.
+    (rmsnorm without). `post_norm_eps`: of norms of what attention and MLP add, 0 = that of the others. `norm_gate`:
+    numbers of the space that gates of the norms before mixers and experts go through, 0 = there are none.
     `join`: how a block adds attention and MLP, a key of BLOCKS in load. `normed_values`: heads of values are normed, by
-    no weights. 0 turns `softcap` (of attention scores),
-    `output_softcap` (of logits) and `clip_qkv` off.
+    no weights. 0 turns `softcap` (of attention scores), `output_softcap` (of logits) and `clip_qkv` off.
     `alibi`: slope per head, empty = none. `interleaved_rope`: on disk, pairs (2i, 2i + 1). `late_norms`: norms of heads
-    of queries and keys are of turned heads.
-    `embed_dim`: width of the embedding where projections join it to the stream, 0 = `hidden`. `unit_head`: rows of the
-    head are divided by their length. `unit_norms`: per layer, whether queries and keys are normed without weights;
-    empty = nowhere. `kv_source`: the layer whose keys and values each layer reads, empty = its own, OF_TARGET = one of
-    another model.
-    `mixers`: the kind of each layer's mixer, a word of those above; empty = all attend. MLP is a layer
-    that is an MLP or experts alone, which the join "single" has.
-    `decay_rates`: per layer, what slopes of heads are multiplied with in lightning attention.
-    `bare`: (role, layer) of norms that other layers have and this one has not.
+    of queries and keys are of turned heads. `embed_dim`: width of the embedding where projections join it to the
+    stream, 0 = `hidden`. `unit_head`: rows of the head are divided by their length. `unit_norms`: per layer, whether
+    queries and keys are normed without weights; empty = nowhere. `kv_source`: the layer whose keys and values each
+    layer reads, empty = its own, OF_TARGET = one of another model.
+    `mixers`: the kind of each layer's mixer, a word of those above; empty = all attend. MLP is a layer that is an MLP
+    or experts alone, which the join "single" has. `decay_rates`: per layer, what slopes of heads are multiplied with in
+    lightning attention. `bare`: (role, layer) of norms that other layers have and this one has not.
     `gate`: what the gates of attention are, where there are any: "sigmoid" or "softplus". `value_head`: numbers of a
     head's values, 0 = `head_dim`. `window_sinks`: only layers with windows have sinks.
     `sizes`: those of each layer, empty where all layers are alike; `at` gives the spec with those of one.
     `file_layers`: the layer of the files that each layer is a part of; empty = there it is a layer too. The join
-    "twins": the first part has a scan, the second attention and an MLP.
+    "twins": the first part has a scan, the second attention and an MLP; "passing": `late` experts of the first.
     """
 
     family: str
@@ -240,6 +214,7 @@ class ModelSpec:
     bos_token_id: int | None = None
     norm: str = "rms"
     post_norm_eps: float = 0.0
+    norm_gate: int = 0
     join: str = "sequential"
     normed_values: bool = False
     gate: str = "sigmoid"
@@ -350,6 +325,10 @@ class ModelSpec:
     def file_layer(self, layer: int) -> int:
         """The layer of the files that `layer` is, or is a part of."""
         return self.file_layers[layer] if self.file_layers else layer
+
+    def part(self, layer: int) -> int:
+        """Which part of its layer of the files the layer is."""
+        return layer - self.file_layers.index(self.file_layer(layer)) if self.file_layers else 0
 
     def behind(self, file_layer: int) -> int:
         """The layer whose input is the output of a layer of the files."""

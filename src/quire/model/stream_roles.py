@@ -1,4 +1,5 @@
-"""What layers have on disk beside attention and MLP: more experts, per-layer embeddings, several streams, Laurel."""
+"""What layers have on disk beside attention and MLP: gates of norms, experts beside others, per-layer
+embeddings, several streams, Laurel."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ def _square(spec: ModelSpec) -> tuple[int, ...]:
     return spec.hidden, spec.hidden
 
 
+def _norm_gate(down: bool, sparse: bool) -> Role:
+    """Either matrix of the gate of a norm, which layers have before attention, and `sparse` ones before experts."""
+    shape = (lambda s: (s.norm_gate, s.hidden)) if down else (lambda s: (s.hidden, s.norm_gate))
+    return Role("dense", shape, where=lambda s, i: not sparse or s.is_sparse(i), optional=True)
+
+
 ROLES = {
+    **{f"{norm}_norm_{way}": _norm_gate(way == "down", norm == "mlp") for norm in ("attn", "mlp")
+       for way in ("down", "up")},
     "router_scale": Role("vector", lambda s: (s.hidden,), where=lambda s, i: s.is_sparse(i), optional=True),
     "expert_scale": Role(
         "vector", lambda s: (s.moe.routing.experts,), where=lambda s, i: s.is_sparse(i), optional=True
@@ -47,5 +56,5 @@ ROLES = {
     "laurel_left": Role("linear", lambda s: (s.streams.rank, s.hidden), optional=True),
     "laurel_right": Role("linear", lambda s: (s.hidden, s.streams.rank), optional=True),
     "laurel_norm": Role("vector", lambda s: (s.hidden,), optional=True),
-}
+}  # fmt: skip
 """Roles of layers, and the matrices that make streams of embedded tokens and of which the head's rows are made."""

@@ -133,7 +133,10 @@ class ExpertsDescriptor(Descriptor):
 class BetweenDescriptor(Descriptor):
     """What stands between the two matrices of an expert."""
 
-    _fields_ = [*words("activation", "clamped"), ("alpha", c_double), ("limit", c_double)]
+    _fields_ = [
+        *words("activation", "clamped"),
+        *((name, c_double) for name in ("alpha", "limit", "shift", "most")),
+    ]
 
 
 class PairsDescriptor(Descriptor):
@@ -145,7 +148,7 @@ class PairsDescriptor(Descriptor):
 class HomesDescriptor(Descriptor):
     """Who holds the experts of a layer."""
 
-    _fields_ = words("ranks", "local", "experts", "copies", "held", "rank", "world")
+    _fields_ = words("ranks", "local", "experts", "copies", "held", "rank", "world", "idle")
 
 
 class RoundingDescriptor(Descriptor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,21 +69,29 @@ def group(packed: Packed, experts: int, n: int, bias: Array | None) -> Grouped:
     return Grouped(packed, experts, n, bias)
 
 
+class Clamp(NamedTuple):
+    """The numbers of `clamped_swiglu`: up lies in [-limit, limit], gate is at most `most`, None: `limit`."""
+
+    alpha: float
+    limit: float
+    shift: float = 1.0
+    most: float | None = None
+
+
 @dataclass(frozen=True)
 class ExpertActivation:
-    """What stands between an expert's matrices: act(gate) * up, `kind` a key of ACTIVATIONS; or `clamped_swiglu`.
-
-    `clamp`: its (alpha, limit).
-    """
+    """What stands between an expert's matrices: act(gate) * up, `kind` a key of ACTIVATIONS; or `clamped_swiglu`, by
+    `clamp`."""
 
     kind: str
-    clamp: tuple[float, float] | None = None
+    clamp: Clamp | None = None
 
 
 Choices = tuple[Array, Array, Array, Array]
 """tokens, places, offsets as `sort_by_expert` gives them, and the weights of `route`.
 
-Offsets may end before the room for pairs does: what comes of the others is whatever it is.
+Offsets may end before the room for pairs does: what comes of the others is whatever it is, and weighs 0 where `combine`
+sums it up.
 """
 
 

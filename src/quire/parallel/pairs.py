@@ -46,12 +46,13 @@ def row_parts(rows: int, world: int) -> tuple[int, ...]:
 
 
 class PairDivider:
-    """Divides the pairs of one layer. `held`: who has which of its `experts`; `rank`: this one.
+    """Divides the pairs of one layer. `held`: who has which of its `experts`; `rank`: this one. `idle` choices behind
+    the experts are nobody's: places of theirs are 0.
 
     `counted` int64 [experts + world + 1] grows by each expert's pairs, each rank's, and those of the rank with most.
     """
 
-    def __init__(self, held: Held, rank: int, counted: Host) -> None:
+    def __init__(self, held: Held, rank: int, counted: Host, idle: int = 0) -> None:
         experts = len(check(counted, "counted pairs", I64, -1)) - len(held) - 1
         self.world, self.rank, self.held = len(held), rank, len(held[rank])
         homes = [[r for r, own in enumerate(held) if e in own] for e in range(experts)]
@@ -63,7 +64,7 @@ class PairDivider:
         local = np.array([own.get(e, -1) for e in range(experts)], np.int32)
         self._homes = HomesDescriptor(
             ranks=address(ranks), local=address(local), experts=experts, copies=most,
-            held=self.held, rank=rank, world=self.world,
+            held=self.held, rank=rank, world=self.world, idle=idle,
         )  # fmt: skip
         self._homes.kept = ranks, local
         self.counted = counted

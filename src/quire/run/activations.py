@@ -46,7 +46,8 @@ def activations(spec: ModelSpec, rows: int, logits: int, code_bytes: float = 0, 
     )
     logits, attended = min(rows, logits), _queries(spec) + mixed
     stream = spec.hidden * max(1, spec.streams.count)
-    layer = rows * (3 * stream + attended + _mlp(spec, intermediate, fused))
+    passing = 2 * spec.hidden if spec.moe.late else 0
+    layer = rows * (3 * stream + passing + attended + _mlp(spec, intermediate, fused))
     last = rows * (stream + attended) + logits * (5 * stream + spec.vocab_size)
     inner = (spec.moe.routing.top_k * spec.moe.intermediate) if any(spec.moe.sparse) else 0
     widest = max(spec.hidden, mixed) + max(intermediate, inner)
@@ -69,5 +70,5 @@ def _mlp(spec: ModelSpec, intermediate: int, fused: bool) -> int:
     routing = spec.moe.routing
     if any(spec.moe.sparse):
         shared = 3 * spec.moe.shared + spec.hidden if spec.moe.shared else 0
-        return spec.hidden * (1 + routing.top_k) + 3 * routing.experts + 4 * routing.top_k + shared
+        return spec.hidden * (1 + routing.top_k) + 3 * spec.moe.choices + 4 * routing.top_k + shared
     return spec.hidden + (0 if fused else 3 * intermediate)

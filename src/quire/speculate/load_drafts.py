@@ -256,6 +256,8 @@ def _first_layers(target: Model, layers: int) -> Model:
     assert isinstance(decoder, Decoder), "the table of exclusions says so"
     if layers >= len(decoder.layers):
         raise _error(f"layers {layers} must be fewer than the model's {len(decoder.layers)}")
+    if not target.spec.begins(layers):
+        raise _error(f"layers {layers} cuts a layer of the files in parts; use {layers - 1} or {layers + 1}")
     return changed(target, decoder=changed(decoder, layers=decoder.layers[:layers]))
 
 

@@ -31,7 +31,7 @@ RUN = (
     "llava_next_video", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "mllama", "moss_transcribe_diarize",
     "muse_glimmer", "musicflamingo", "nemo_speechlm", "nemotron_h_omni", "ovis2", "paddleocr_vl", "paligemma",
     "perception_lm", "phi4_multimodal", "pp_chart2table", "qianfan_ocr", "qwen2_5_omni", "qwen2_5_omni_thinker",
-    "qwen2_audio", "qwen3_asr", "qwen3_omni_moe", "qwen3_omni_moe_thinker", "shieldgemma2", "vibevoice_asr",
+    "qwen2_audio", "qwen3_asr", "qwen3_omni_moe", "qwen3_omni_moe_thinker", "shieldgemma2", "step3p7", "vibevoice_asr",
     "video_llama_3", "video_llava", "vipllava", "voxtral",
 )  # fmt: skip
 """Model types, of all that transformers has, whose decoders are read."""
@@ -40,7 +40,8 @@ UNSCALED = ("aya_vision", "cohere2_vision", "granite_speech")
 TINY = ("aria", "deepseek_vl", "ernie4_5_vl_moe", "exaone4_5", "glm4v", "glm4v_moe", "glm_ocr", "got_ocr2",
         "granite_docling", "idefics2", "lighton_ocr", "llava_next_video", "mllama", "muse_glimmer",
         "nemotron_h_omni", "ovis2", "paddleocr_vl", "paligemma", "phi4_multimodal", "qwen2_5_omni_thinker",
-        "qwen2_audio", "qwen3_omni_moe_thinker", "video_llama_3", "vipllava", "voxtral", *UNSCALED)  # fmt: skip
+        "qwen2_audio", "qwen3_omni_moe_thinker", "step3p7", "video_llama_3", "vipllava", "voxtral",
+        *UNSCALED)  # fmt: skip
 
 
 @pytest.mark.sampled(6)

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from op_cases.registry import cases
 from op_cases.weights import normal, random_weight
-from quire.ops.experts import ACTIVATIONS, Choices, ExpertActivation, Grouped, Routing, padded_rows
+from quire.ops.experts import ACTIVATIONS, Choices, Clamp, ExpertActivation, Grouped, Routing, padded_rows
 from quire.ops.op import Case
 from quire.ops.reference.experts import sort_by_expert
 from quire.ops.weights import plain_packed
@@ -112,7 +112,8 @@ def expert_mlp_cases(g: Generator) -> Iterator[Case]:
                 "gate_up": plain_grouped(g, first, experts, 2 * f, hidden, group, biased),
                 "down": plain_grouped(g, last, experts, hidden, f, group, biased),
                 "between": ExpertActivation(
-                    list(ACTIVATIONS)[(i + t) % len(ACTIVATIONS)], (1.702, 7.0) if biased else None
+                    list(ACTIVATIONS)[(i + t) % len(ACTIVATIONS)],
+                    Clamp(*((1.702, 7.0), (1.0, 2.0, 0.0, 2.27))[i % 2]) if biased else None,
                 ),
                 "choices": random_choices(g, t, top_k, experts),
             }
@@ -128,12 +129,17 @@ def combine_cases(g: Generator) -> Iterator[Case]:
     for t, top_k, d in ((1, 1, 16), (5, 2, 33), (40, 8, 128), (0, 2, 16)):
         _, places, _ = sort_by_expert(random_ids(g, t, top_k, 9), 9)
         yield {"y": normal(g, t * top_k, d), "places": places, "weights": normal(g, t, top_k)}
+    y, weights = normal(g, 21, 33), normal(g, 7, 3)
+    weights[2:, 1], weights[4] = 0.0, 0.0
+    y[2] = float("nan")  # what nobody has computed
+    yield {"y": y, "places": torch.where(weights == 0, 2, torch.arange(21).view(7, 3) % 2).int(), "weights": weights}
 
 
 @cases("clamped_swiglu")
 def clamped_swiglu_cases(g: Generator) -> Iterator[Case]:
     for t, f in ((1, 16), (3, 1025), (40, 7), (0, 8)):
         yield {"gate_up": normal(g, t, 2 * f) * 8, "alpha": 1.702, "limit": 7.0}
+        yield {"gate_up": normal(g, t, 2 * f) * 8, "alpha": 1.0, "limit": 3.0, "shift": 0.0, "most": 3.14}
 
 
 @cases("scale_by_sigmoid")

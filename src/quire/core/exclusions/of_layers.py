@@ -11,6 +11,7 @@ from quire.core.exclusions.features import (
     LAYER_INPUTS,
     MEDUSA,
     MTP,
+    PASSING,
     RANK_INVARIANT,
     SEQUENCE_PARALLEL,
     STAGES,
@@ -30,6 +31,9 @@ OF_LAYERS = (
     *(
         Exclusion(a, STREAMS, "gates are cut by the mean of all of a row's, of which ranks have parts", OUT)
         for a in (TENSOR, RANK_INVARIANT)
+    ),
+    Exclusion(
+        SEQUENCE_PARALLEL, PASSING, "what passes a layer by has all rows of a step, and would need a rank's own", OUT
     ),
     Exclusion(STAGES, STREAMS, "one stream goes between stages, not several", OUT),
     *(

@@ -85,10 +85,12 @@ def slots(spec: ModelSpec, family: Family) -> Iterator[tuple[str, Role, RolePlac
         for layer in role.layers(spec) if role.layer else (None,):
             if layer is not None and not role.where(spec, layer):
                 continue
-            stack = "encoder_layer" if role.encoder else "layer"
-            prefix = "" if layer is None else family.names[stack].format(spec.file_layer(layer))
+            if role.encoder and layer is not None:
+                called = family.names["encoder_layer"].format(layer) + base
+            else:
+                called = base if layer is None else family.module(name, spec, layer)
             for expert in range(spec.moe.routing.experts) if role.experts else (None,):
-                yield name, role, RolePlace(layer, expert), prefix + (base if expert is None else base.format(expert))
+                yield name, role, RolePlace(layer, expert), called if expert is None else called.format(expert)
 
 
 def unread(spec: ModelSpec, family: Family) -> tuple[str, ...]:
@@ -97,7 +99,7 @@ def unread(spec: ModelSpec, family: Family) -> tuple[str, ...]:
     They belong to parts that are not run, or are keys and values of layers that read another's.
     """
     return family.skipped + tuple(
-        f"{family.of_layer(spec.file_layer(layer))}{family.names[name]}."
+        f"{family.module(name, spec, layer)}."
         for layer in range(spec.layers)
         for name in KEY_VALUE
         if name in family.names and spec.kv_layer(layer) != layer

@@ -18,17 +18,27 @@ from quire.model.families.table import FAMILIES
 
 SLOWLY = "its folder runs by the code of an installed transformers, slowly (pip install 'quire[transformers]')"
 HERE = (*FAMILIES, *MULTIMODAL)
+_DOTS = "latents whose sizes differ by layer, windows of latents, and a norm of the part of a key that turns"
+_STREAMS = "several streams that layers mix by weights that they compute (hyper-connections)"
+_QWEN4 = "blocks of keys chosen for groups of heads, gated residuals and embeddings of n-grams"
 LACKS: Mapping[str, str] = {
     "arwkv7": "shifts of tokens and a recurrence with decays of channels",
     "diffllama": "attention that takes one softmax from another",
     "doge": "a mask of keys that each layer computes, and experts chosen by products of keys",
+    "dots3_note": _DOTS,
+    "dots3_note_text": _DOTS,
+    "glm5_next": f"{_STREAMS}, a delta rule whose decays are bounded, and an indexer whose keys are means of blocks",
     "hrm_text": "two stacks of layers that run in turns, several times for each token",
+    "hy_v4": f"{_STREAMS}, and sinks in latent attention",
     "inkling2_text": "a bias by distance that each query makes, and convolutions of what layers add",
     "inkling_text": "a bias by distance that each query makes, and convolutions of what layers add",
     "jetmoe": "experts of queries and of results in attention",
+    "jev": "answers that are scores of labels behind marks; its decoder runs as a folder of its own",
+    "mistral_large4": "a rope of learned frequencies, queries scaled for each head, and latents that layers share",
     "muse_spark_text": "a gate of what is added to the stream, and a norm of what each expert makes",
     "plamo2": "scans of heads whose time steps, B and C are made of what was convolved",
-    "qwen4_exp_text": "blocks of keys chosen for groups of heads, gated residuals and embeddings of n-grams",
+    "qwen4_exp": _QWEN4,
+    "qwen4_exp_text": _QWEN4,
     "recurrent_gemma": "a linear recurrence of channels whose decays are gated by their inputs",
     "rwkv": "shifts of tokens and a recurrence of weighted values",
     "rwkv6": "shifts of tokens and a recurrence with decays of channels",

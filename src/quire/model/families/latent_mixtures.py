@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
-from quire.model.families.mixtures import CORRECTED, EXPERTS, SHARED, deepseek, grouped_moe, sigmoid_experts
-from quire.model.families.names import CORRECTION, MLP_BIAS, NEXTN, STACKED, without
+from quire.model.disk.renamed_tensors import Rewrite
+from quire.model.families.mixtures import CORRECTED, EXPERTS, LATENTS, SHARED, deepseek, grouped_moe, sigmoid_experts
+from quire.model.families.names import CORRECTION, GATE_UP, LLAMA, MLP_BIAS, NEXTN, STACKED, without
 from quire.model.families.query_scale import QueryScale
-from quire.model.families.readers import latent_rope
+from quire.model.families.readers import latent_head, latent_rope, latent_scale, read_mla, read_moe
 from quire.model.families.rope import Rope
 from quire.model.families.row import Family, Reader
-from quire.model.spec import MoE
+from quire.model.spec import MLA, MoE
 
 
 def glm4_moe_lite(config: HfConfig) -> Family:
@@ -161,9 +162,92 @@ def mistral4(config: HfConfig) -> Family:
     )
 
 
+IN_PARTS = {
+    **{role: name.replace("self_attn.", "self_attn.{part}.") for role, name in (LATENTS | {"o": LLAMA["o"]}).items()},
+    **{role: LLAMA[role].replace("mlp.", "mlps.{part}.") for role in ("gate", "up", "down")},
+    **{role: LLAMA[role] + ".{part}" for role in ("attn_norm", "mlp_norm")},
+}
+LONGCAT = (
+    without(LLAMA, "q", "k", "v", "q_norm", "k_norm")
+    | EXPERTS
+    | IN_PARTS
+    | {"router": "mlp.router.classifier", "router_bias": "mlp.router.correction"}
+)
+DRAWN = (r"(.*\.mlp\.router)\.e_score_correction_bias", r"\1.correction.weight")
+
+
+def longcat_experts(config: HfConfig, layers: int) -> MoE:
+    """Experts beside the first of a layer's two MLPs, and choices that give back the row."""
+    kind = config.text("zero_expert_type", "identity")
+    if kind != "identity":
+        raise config.fail("zero_expert_type", f"{kind!r} is not supported; only 'identity' is")
+    idle = config.integer("zero_expert_num", 0, low=0, high=1024)
+    return replace(read_moe()(config, layers), sparse=(True, False) * layers, late=True, idle=idle)
+
+
+def longcat_mla(config: HfConfig, layers: int) -> MLA:
+    """Sizes, and factors of both spaces, by which they are as long as the stream."""
+    mla, hidden = read_mla(config, layers), config.integer("hidden_size")
+    by_flag = (("mla_scale_q_lora", mla.q_rank), ("mla_scale_kv_lora", mla.rank))
+    q_factor, factor = (math.sqrt(hidden / rank) if config.flag(flag, True) else 1.0 for flag, rank in by_flag)
+    return replace(mla, q_factor=q_factor, factor=factor)
+
+
+def longcat_flash(config: HfConfig) -> Family:
+    """A layer of the files is two here, each with latent attention and an MLP."""
+    if config.flag("router_bias", False):
+        raise config.fail("router_bias", "true is not supported")
+    experts = config.integer("n_routed_experts", 512, high=1024)
+    unused = range(experts, experts + config.integer("zero_expert_num", 256, low=0, high=1024))
+    return Family(
+        LONGCAT,
+        LONGCAT_DEFAULTS,
+        {
+            "layers": lambda c, layers: 2 * layers,
+            "file_layers": lambda c, layers: tuple(i // 2 for i in range(2 * layers)),
+            "windows": lambda c, layers: (0,) * 2 * layers,
+            "rope": lambda c, layers: latent_rope(c, 2 * layers),
+            "head_dim": latent_head,
+            "attention_scale": latent_scale,
+            "mla": longcat_mla,
+            "moe": longcat_experts,
+        },
+        ("q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "router_bias"),
+        {"attention_bias": ("q_a.bias", "kv_a.bias", "o.bias")},
+        {"join": "passing"},
+        LONGCAT_SPELLING,
+        buffers=tuple(f".mlp.experts.{e}.{part}.weight" for e in unused for part in (*GATE_UP, "down_proj")),
+        skipped=("model.mtp.",),
+        rewrites=(Rewrite(*DRAWN, release=r"\1.e_score_correction_bias"), *STACKED),
+    )
+
+
+LONGCAT_DEFAULTS = {
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e7,
+    "max_position_embeddings": 131072,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "head_dim": lambda c: c.integer("qk_rope_head_dim"),
+    "n_routed_experts": 512,
+    "zero_expert_num": 256,
+    "moe_topk": 12,
+    "routed_scaling_factor": 6.0,
+}
+LONGCAT_SPELLING = (
+    ("num_hidden_layers", "num_layers"),
+    ("intermediate_size", "ffn_hidden_size"),
+    ("moe_intermediate_size", "expert_ffn_hidden_size"),
+    ("num_experts", "n_routed_experts"),
+    ("num_experts_per_tok", "moe_topk"),
+)
 LATENT_MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
     "glm4_moe_lite": glm4_moe_lite,
     "youtu": youtu,
     "minicpm3": minicpm3,
     "mistral4": mistral4,
+    "longcat_flash": longcat_flash,
 }

@@ -11,6 +11,7 @@ from quire.model.families.gated_mixtures import GATED_MIXTURES, kinds_turn
 from quire.model.families.mixtures import CORRECTED, EXPERTS, ROUTED, sigmoid_experts
 from quire.model.families.names import CORRECTION, LLAMA, QKV_BIAS, STACKED, without
 from quire.model.families.row import Family, layer_kinds, sliding_windows, spec_facts
+from quire.model.families.step3p5 import STEP3P5
 from quire.model.layer_sizes import LayerSizes
 from quire.model.spec import Factors
 
@@ -89,4 +90,4 @@ MIMO_V2_FLASH = Family(
         *STACKED,
     ),
 )
-GATED_AND_WINDOWED = GATED_MIXTURES | {"mimo_v2_flash": MIMO_V2_FLASH}
+GATED_AND_WINDOWED = GATED_MIXTURES | {"mimo_v2_flash": MIMO_V2_FLASH, "step3p5": STEP3P5}

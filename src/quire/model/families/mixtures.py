@@ -33,7 +33,7 @@ from quire.model.families.readers import (
 from quire.model.families.rope import Rope, read_rope
 from quire.model.families.row import Family, sliding_windows
 from quire.model.spec import MoE
-from quire.ops.experts import Routing
+from quire.ops.experts import Clamp, Routing
 
 EXPERTS = {
     "router": "mlp.gate",
@@ -90,7 +90,7 @@ def gpt_oss_experts(config: HfConfig, layers: int) -> MoE:
     """A softmax over the logits of the chosen; an activation of its own."""
     experts = config.integer("num_experts", high=1024)
     routing = Routing(experts, config.integer("num_experts_per_tok", high=experts), renormalize=True)
-    clamp = config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0)
+    clamp = Clamp(config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0))
     return MoE(routing, config.integer("intermediate_size", high=1 << 24), sparse_layers(config, layers), clamp=clamp)
 
 

@@ -123,7 +123,7 @@ REFUSED = {
 }
 """Model types that take images and are not built, and why."""
 SAME_TEXT = {"qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
-             "qwen3_vl": "qwen3", "qwen3_vl_text": "qwen3", "qwen2_5_omni_text": "qwen2",
+             "qwen3_vl": "qwen3", "qwen3_vl_text": "qwen3", "qwen2_5_omni_text": "qwen2", "exaone4_5_text": "exaone4",
              "qwen3_omni_moe_text": "qwen3_moe", "glm4v_moe_text": "glm4_moe", "emu3_text_model": "llama",
              "granite4_vision_text": "granite", "granite_docling_text": "granite"}  # fmt: skip
 """Model types of decoders that differ from a family's in what `Sight` says, and from it in nothing else."""

@@ -5,9 +5,11 @@ A row is a Family, or a function of config.json that gives one (where tensors or
 - names     role -> on-disk name. `layer` is the prefix of a layer's tensors, `encoder_layer` of an encoder's layer.
             On-disk names are the truth. What is not named is absent: no `gate` is an MLP without one, no `mlp_norm` a
             parallel block with one norm. "qkv" and "gate_up" are fused matrices, which loading cuts into roles by rows
-            (`roles.disk_rows`).
+            (`roles.disk_rows`). {part} stands for the part of a layer that is several here.
 - defaults  config.json fields that the family's files may omit, with the family's default; a function is called with
             the config read so far.
+- older     function of config.json that gives the fields as newer files have them, where older ones differ in more than
+            names.
 - spelling  our field -> the family's own name of it (hidden_size -> n_embd).
 - read      spec field -> function of the config, for facts that are not read the common way (`spec_facts`).
 - facts     spec fields that are the same for the whole family.
@@ -92,6 +94,7 @@ class Family:
     rates: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
     longer: tuple[str, ...] = ()
+    older: Callable[[HfConfig], Mapping[str, Any]] | None = None
 
     def order(self, role: str, spec: ModelSpec) -> NDArray[np.int64] | None:
         """Where each of our rows, or columns, of `role` lies on disk [n] int64; None: all as they lie."""
@@ -111,7 +114,7 @@ class Family:
     def fill_in(self, config: HfConfig) -> HfConfig:
         """The config in our spelling, with the family's defaults for what it leaves out."""
         fixed = {name: value for name, value in self.defaults.items() if not callable(value)}
-        raw = {**fixed, **config.raw}
+        raw = {**fixed, **(config.raw if self.older is None else self.older(config))}
         raw |= {ours: raw[own] for ours, own in self.spelling if raw.get(own) is not None}
         for name, value in self.defaults.items():
             if callable(value) and raw.get(name) is None:
@@ -140,6 +143,12 @@ class Family:
     def of_layer(self, layer: int) -> str:
         """What the names of a layer's tensors begin with."""
         return self.names["layer"].format(layer)
+
+    def module(self, role: str, spec: ModelSpec, layer: int) -> str:
+        """What the matrix or vector `role` of `layer` is called."""
+        name = self.names[role]
+        own = name.format(part=spec.part(layer)) if "{part}" in name else name
+        return self.of_layer(spec.file_layer(layer)) + own
 
     def here(self, module: str) -> str:
         """A module's name as this file has it: writers differ, and models that are more than their decoder."""

@@ -9,11 +9,12 @@ from typing import Any
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.mixtures import LOCAL, deepseek_v3
-from quire.model.families.names import GATE_UP, LLAMA, MIXTRAL_WRITTEN
+from quire.model.families.names import GATE_UP, LLAMA, MIXTRAL_WRITTEN, without
 from quire.model.families.readers import read_mla, read_moe
 from quire.model.families.rope import Rope
 from quire.model.families.row import Family, spec_facts
 from quire.model.spec import MLA, MoE
+from quire.ops.experts import Clamp
 from quire.ops.indexer import NO_BLOCK_INDEXER, BlockIndexer, Indexer
 
 INDEXER = {
@@ -85,6 +86,31 @@ def deepseek_v32(config: HfConfig) -> Family:
 def glm_moe_dsa(config: HfConfig) -> Family:
     """Layers may share an indexer, whose neighbours turn."""
     return indexed(config, GLM_5, interleaved=True, shared=True)
+
+
+NORM_GATES = {
+    f"{norm}_norm_{way}": f"{LLAMA[f'{norm}_norm']}.W_{way}" for norm in ("attn", "mlp") for way in ("down", "up")
+}
+AXK2_WRITTEN = (
+    Rewrite(r"(.*_layernorm)\.norm\.weight", r"\1.weight", release=r"\1.norm.weight"),
+    Rewrite(r"(.*_layernorm)\.mlp\.fc1\.weight", r"\1.W_down.weight"),
+    Rewrite(r"(.*_layernorm)\.mlp\.fc2\.weight", r"\1.W_up.weight"),
+    Rewrite(r"(.*\.self_attn)\.q_gate_proj\.(.+)", r"\1.q_b_proj.\2"),
+)
+
+
+def axk2(config: HfConfig) -> Family:
+    """DeepSeek-V3.2 with gates: of results, from the space of queries, and of norms before attention and experts."""
+    base = indexed(config, AXK2)
+    gates = {"latent_q_gate": "self_attn.q_b_proj", **NORM_GATES}
+    return replace(
+        base,
+        names={**without(base.names, "q_b"), **gates},
+        read={**base.read, "norm_gate": lambda c, layers: c.integer("gated_norm_rank", 16, high=1 << 12)},
+        required=(*(part for part in base.required if part != "q_b"), *gates, "latent_q", "latent_gate"),
+        rewrites=(*AXK2_WRITTEN, *base.rewrites),
+        mtp=None,
+    )
 
 
 MINIMAX_M3 = LLAMA | {
@@ -168,7 +194,7 @@ def clamped_experts(config: HfConfig, layers: int) -> MoE:
     if len(sparse) != layers:
         raise config.fail("moe_layer_freq", f"names {len(sparse)} layers, num_hidden_layers is {layers}")
     width = config.integer("shared_intermediate_size", high=1 << 24)
-    clamp = config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0)
+    clamp = Clamp(config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0))
     return replace(moe, sparse=sparse, shared=width, clamp=clamp)
 
 
@@ -182,9 +208,24 @@ GLM_5 = {
     "topk_group": 1,
     "index_n_heads": 32,
 }
+AXK2 = {
+    "max_position_embeddings": 131072,
+    "kv_lora_rank": 128,
+    "q_lora_rank": 384,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "n_routed_experts": 128,
+    "moe_intermediate_size": 512,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "index_n_heads": 16,
+}
 SPARSE: dict[str, Family | Callable[[HfConfig], Family]] = {
     "deepseek_v32": deepseek_v32,
     "glm_moe_dsa": glm_moe_dsa,
+    "axk2": axk2,
     "minimax_m3_vl_text": Family(
         MINIMAX_M3,
         {

@@ -81,7 +81,7 @@ def _check_ranks(config: AdapterConfig, most: int) -> None:
 def module_of(opened: ModelHeaders, role: str, layer: int | None = None) -> str:
     """The name of a module as PEFT knows it."""
     family = opened.family
-    name = family.names[role] if layer is None else family.of_layer(opened.spec.file_layer(layer)) + family.names[role]
+    name = family.names[role] if layer is None else family.module(role, opened.spec, layer)
     return name if role == "head" or name.startswith(family.prefix) else family.prefix + name
 
 

@@ -63,6 +63,7 @@ from quire.model.net.decoder import (
 from quire.model.net.gated_attention import GatedAttention, HeadGate, NumberGate, OutputGate, SoftplusGate
 from quire.model.net.latent import GatedLatents
 from quire.model.net.layer_ending import InputsOfTokens, KeysAsValues
+from quire.model.net.moe import MlpAndExperts
 from quire.model.net.parts import (
     Clip,
     Embedding,
@@ -83,6 +84,7 @@ from quire.model.net.parts import (
     absent,
     scaled,
 )
+from quire.model.net.passing import passing_block
 from quire.model.net.pipeline_parallel import NoHead
 from quire.model.net.row_changes import HeadLayerNorm, Rotated
 from quire.model.net.short_values import LengthenedValues, ShortenedHeads
@@ -102,6 +104,7 @@ BLOCKS: dict[str, Block] = {
     "crossed": crossed_block,
     "single": single_block,
     "twins": twin_block,
+    "passing": passing_block,
 }
 
 
@@ -239,6 +242,8 @@ def load_mlp_or_experts(reader: WeightReader, index: int) -> Mlp:
 
     if spec.is_sparse(index) and spec.moe.beside:
         return load_beside(reader, index, load(load_mlp), load(load_moe))
+    if spec.is_sparse(index) and spec.moe.late:
+        return MlpAndExperts(load(load_mlp), load(load_moe))
     return load(load_moe if spec.is_sparse(index) else load_mlp)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.model.load.latent import halves, load_latent
 from quire.model.load.reader import WeightReader
-from quire.model.net.indexed import FollowingAttention, IndexedAttention, LastChoice, TokenIndexer
-from quire.model.net.latent import LowRankQuery
+from quire.model.net.indexed import FollowingAttention, IndexedAttention, LastChoice, OfFirst, TokenIndexer
+from quire.model.net.latent import LowRankQuery, WideQuery
 from quire.model.net.parts import LayerNorm, Linear
 from quire.ops.indexer import EPS
 
@@ -20,7 +22,11 @@ def load_indexed(reader: WeightReader, index: int) -> tuple[Linear, IndexedAtten
     if not reader.opened.spec.mla.indexer.at(index):
         return down, FollowingAttention(attention, last)
     assert isinstance(attention.query, LowRankQuery), "families with indexers have queries by way of a smaller space"
-    return down, IndexedAttention(attention, attention.query, _indexer(reader, index), last)
+    indexer, gate = _indexer(reader, index), None
+    if isinstance(attention.query, WideQuery):
+        gate = reader.linear(("latent_gate",), index)
+        indexer = replace(indexer, q=OfFirst(indexer.q, reader.opened.spec.mla.q_rank))
+    return down, IndexedAttention(attention, attention.query, indexer, last, gate)
 
 
 def _indexer(reader: WeightReader, index: int) -> TokenIndexer:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import DISK_ROLES
-from quire.model.net.latent import LatentAttention, LowRankQuery, Project
+from quire.model.net.latent import LatentAttention, LowRankQuery, Project, WideQuery
 from quire.model.net.parts import Linear, RmsNorm
 from quire.ops.arrays import Array, cast_to
 from quire.ops.experts import padded_rows
@@ -28,6 +28,7 @@ def load_latent(reader: WeightReader, index: int) -> tuple[Linear, LatentAttenti
     rows = (np.arange(spec.heads, dtype=np.int64)[:, None] * spec.head_dim + per_head).flatten()
     norm = reader.vector("kv_a_norm", index)
     assert norm is not None
+    norm = norm * np.float32(mla.factor)
 
     def matrices(role: str) -> Array:
         return reader.matrix((role,), index)[0].dequantize().reshape(spec.heads, -1, DISK_ROLES[role].shape(spec)[1])
@@ -56,6 +57,11 @@ def _query(reader: WeightReader, index: int, rows: NDArray[np.int64]) -> Project
     weight = reader.vector("q_a_norm", index)
     if weight is None:
         return reader.linear(("q",), index, rows)
+    weight = weight * np.float32(reader.local.mla.q_factor)
+    if reader.opened.claim.get(reader.opened.claim.holder("latent_q", index), index):
+        return WideQuery(
+            reader.linear(("q_a",), index), RmsNorm(weight, EPS), reader.linear(("latent_q",), index, rows)
+        )
     return LowRankQuery(reader.linear(("q_a",), index), RmsNorm(weight, EPS), reader.linear(("q_b",), index, rows))
 
 

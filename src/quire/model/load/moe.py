@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from quire.model.load.parts import load_norm
+from quire.model.load.placement import Unplaced
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import DISK_ROLES
 from quire.model.net.moe import (
@@ -17,13 +18,15 @@ from quire.model.net.moe import (
     CutExperts,
     Experts,
     FusedExperts,
+    GivenBack,
     LocalExperts,
     MoeBesideMlp,
     MoeMlp,
     NormedRouter,
+    PairByPair,
 )
-from quire.model.net.parts import ClampedMlp, GatedMlp, Mlp, PlainMlp, Product, RmsNorm, scaled
-from quire.model.spec import ModelSpec
+from quire.model.net.parts import ClampedMlp, GatedMlp, Linear, Mlp, PlainMlp, Product, RmsNorm, scaled
+from quire.model.spec import ModelSpec, MoE
 from quire.ops.arrays import AnyArray, numbers, stack
 from quire.ops.backend import Ops
 from quire.ops.experts import ExpertActivation, Grouped, padded_rows
@@ -43,16 +46,25 @@ def load_moe(reader: WeightReader, index: int) -> MoeMlp:
     return MoeMlp(
         _router(reader, index),
         reader.vector("router_bias", index),
-        routing,
+        replace(routing, experts=spec.moe.choices),
         _experts(reader, index),
-        LocalExperts(routing.experts),
+        LocalExperts(routing.experts, spec.moe.idle),
         scaled(_shared(reader, index), spec.moe.shared_scale) if spec.moe.shared else None,
         switch,
         latents,
         replace(routing, score=scores, renormalize=False) if scores else None,
         reader.vector("expert_scale", index),
         load_norm(reader, "expert_norm", index) if claim.get("expert_norm", index) else None,
+        _given_back(spec.moe, reader.ops) if spec.moe.idle else None,
+        reader.share.rank == reader.share.world - 1 or not reader.share.cuts("expert_down"),
     )
+
+
+def _given_back(moe: MoE, ops: Ops) -> GivenBack:
+    """How choices that give back rows are told from experts."""
+    experts: Unplaced = (np.arange(moe.choices) < moe.routing.experts).astype(np.float32)
+    idle: Unplaced = np.float32(1) - experts
+    return GivenBack(experts, idle, Linear(ops.pack_exact(np.ones((1, moe.routing.top_k), np.float32))))
 
 
 def load_beside(reader: WeightReader, index: int, dense: Mlp, experts: Mlp) -> MoeBesideMlp:
@@ -79,8 +91,8 @@ def _shared(reader: WeightReader, index: int) -> Mlp:
     if not _gated(reader, index):
         return PlainMlp(reader.linear(("shared_up",), index), reader.linear(("shared_down",), index), activation)
     gate_up = reader.linear(("shared_gate", "shared_up"), index)
-    down, clamp = reader.linear(("shared_down",), index), reader.opened.spec.moe.clamp
-    return GatedMlp(gate_up, down, activation) if clamp is None else ClampedMlp(gate_up, down, *clamp)
+    down, clamp = reader.linear(("shared_down",), index), reader.opened.spec.moe.mlp_clamp_of(index)
+    return GatedMlp(gate_up, down, activation) if clamp is None else ClampedMlp(gate_up, down, clamp)
 
 
 def _gated(reader: WeightReader, index: int) -> bool:
@@ -94,17 +106,17 @@ def _experts(reader: WeightReader, index: int) -> Experts:
     if not gated:
         return CutExperts(gate_up, down, lambda ops, x: ops.activation(x, spec.activation))
     if reader.ops.fuses_experts(down):
-        return FusedExperts(gate_up, down, ExpertActivation(spec.activation, spec.moe.clamp))
-    return CutExperts(gate_up, down, activation(spec))
+        fused = FusedExperts(gate_up, down, ExpertActivation(spec.activation, spec.moe.clamp_of(index)))
+        return PairByPair(fused) if spec.moe.idle else fused
+    return CutExperts(gate_up, down, activation(spec, index))
 
 
-def activation(spec: ModelSpec) -> Callable[[Ops, Any], Any]:
-    """What stands between up and down of an expert."""
-    kind, clamp = spec.activation, spec.moe.clamp
+def activation(spec: ModelSpec, index: int) -> Callable[[Ops, Any], Any]:
+    """What stands between up and down of an expert of layer `index`."""
+    kind, clamp = spec.activation, spec.moe.clamp_of(index)
     if clamp is None:
         return lambda ops, x: ops.gated_activation(x, kind)
-    alpha, limit = clamp
-    return lambda ops, x: ops.clamped_swiglu(x, alpha, limit)
+    return lambda ops, x: ops.clamped_swiglu(x, *clamp)
 
 
 def _grouped(reader: WeightReader, roles: tuple[str, ...], index: int) -> Grouped:

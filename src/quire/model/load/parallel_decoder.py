@@ -19,7 +19,7 @@ from quire.model.net.encoder import Encoder
 from quire.model.net.expert_parallel import ExpertParallel
 from quire.model.net.inner_norms import over_ranks
 from quire.model.net.lightning import LightningAttention
-from quire.model.net.moe import MoeBesideMlp, MoeMlp, experts_of, with_experts
+from quire.model.net.moe import BESIDE, MoeMlp, experts_of, with_experts
 from quire.model.net.parts import Embedding, Mlp, NoNorm, Normed, ReplacingNorm, RowChange, RowNorm
 from quire.model.net.pipeline_parallel import PipelineStage
 from quire.model.net.scan import GatedNorm, Scan
@@ -38,7 +38,7 @@ from quire.model.net.tensor_parallel import (
     VocabParallelEmbedding,
     VocabParallelHead,
 )
-from quire.model.spec import ModelSpec
+from quire.model.spec import ModelSpec, MoE
 from quire.ops.arrays import cast_to
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
@@ -84,7 +84,7 @@ def parallel_decoder(
         decoder = context_parallel(decoder, comm)
     comm, stages, division = _comm(place, options), place.comm("pipeline"), place.division
     if division is not None and (among := place.comm(division.plan.axis)) is not None:
-        decoder = _expert_parallel(decoder, spec.moe.routing.experts, division, among)
+        decoder = _expert_parallel(decoder, spec.moe, division, among)
     if comm is not None:
         decoder = _tensor_parallel(decoder, spec, comm, options.enable_sequence_parallel, share.step)
     return decoder if stages is None else _pipeline_stage(decoder, spec, stages, share)
@@ -123,14 +123,15 @@ def _pipeline_stage(decoder: Decoder, spec: ModelSpec, comm: Comm, share: Share)
     return PipelineStage(**parts, comm=comm, hidden=spec.hidden, shared=share.head is not None)
 
 
-def _expert_parallel(decoder: Decoder, experts: int, division: Division, comm: Comm) -> Decoder:
+def _expert_parallel(decoder: Decoder, moe: MoE, division: Division, comm: Comm) -> Decoder:
     """Divide experts, whose pairs are computed by who holds them."""
+    experts = moe.routing.experts
     counts = np.zeros((len(decoder.layers), experts + comm.world + 1), np.int64)
     counted, layers = counts, list[Layer]()
     for i, layer in enumerate(decoder.layers):
         mlp = layer.mlp
         if (own := experts_of(mlp)) is not None:
-            divide = PairDivider(division.held(i, experts), comm.rank, counted[i])
+            divide = PairDivider(division.held(i, experts), comm.rank, counted[i], moe.idle)
             mlp = with_experts(mlp, replace(own, holders=ExpertParallel(divide, comm, counted)))
         layers.append(replace(layer, mlp=mlp))
     return replace(decoder, layers=tuple(layers))
@@ -186,7 +187,7 @@ def _joined(layer: Layer, join: Callable[[Attend, Comm], Attend], comm: Comm) ->
 
 def _summed(mlp: Mlp, comm: Comm) -> Mlp:
     """Add the sum over ranks, where each has a part of the width. Of experts divided over them only the shared is."""
-    if isinstance(mlp, MoeBesideMlp):
+    if isinstance(mlp, BESIDE):
         return replace(mlp, mlp=TensorParallelMlp(mlp.mlp, comm), experts=_summed(mlp.experts, comm))
     if not isinstance(mlp, MoeMlp) or not isinstance(mlp.holders, ExpertParallel) or mlp.holders.comm is not comm:
         return TensorParallelMlp(mlp, comm)

@@ -35,8 +35,9 @@ from quire.model.net.parts import (
     RmsNorm,
     scaled,
 )
+from quire.model.net.passing import PassedNorm
 from quire.model.net.tensor_parallel import RankInvariantLinear, RankInvariantMlp
-from quire.model.net.transformed_norm import TransformedNorm
+from quire.model.net.transformed_norm import SelfGatedNorm, TransformedNorm
 from quire.model.net.xielu import XieluMlp
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import as_f32
@@ -84,16 +85,28 @@ def load_block_norms(reader: WeightReader, index: int) -> tuple[Norm, Norm, Norm
             for role in ("attn_norm", "attn_post_norm", "mlp_post_norm")
         )
         mlp = NoNorm() if beside else load_norm(reader, "mlp_norm", index, spec.factors.mlp_in)
+        before, mlp = (_gated(reader, role, index, norm) for role, norm in (("attn_norm", before), ("mlp_norm", mlp)))
         return _of_parts(spec, index, before), after, mlp, after_mlp
     before = ReplacingNorm(load_norm(reader, "mlp_post_norm", index - 1)) if index else NoNorm()
     return before, NoNorm(), ReplacingNorm(load_norm(reader, "attn_post_norm", index)), NoNorm()
 
 
+def _gated(reader: WeightReader, role: str, index: int, norm: Norm) -> Norm:
+    """`norm`, the `role` of layer `index`, with its gate where the checkpoint has one."""
+    ways = f"{role}_down", f"{role}_up"
+    if not reader.opened.claim.get(ways[0], index):
+        return norm
+    down, up = (reader.dense(way, index) for way in ways)
+    return SelfGatedNorm(norm, down, up)
+
+
 def _of_parts(spec: ModelSpec, index: int, norm: Norm) -> Norm:
     """What the second part of a layer of the files reads: of twins the norm of what the first read; what a shared block
-    makes is added for the norm alone."""
+    makes is added for the norm alone, what experts of the first make is added later."""
     if spec.begins(index):
         return norm
+    if spec.join == "passing":
+        return PassedNorm(norm)
     return NormBeside(norm) if spec.join == "twins" else NormOfSum(norm)
 
 
@@ -133,8 +146,8 @@ def load_mlp(reader: WeightReader, index: int, stack: str = "") -> Mlp:
                 param="rank_invariant",
             )
         return GatedMlp(gate_up, NormedProduct(InnerNorm(inner, reader.opened.spec.norm_eps), lower), activation)
-    if (clamp := reader.opened.spec.moe.clamp) is not None:
-        return ClampedMlp(gate_up, lower, *clamp)
+    if (clamp := reader.opened.spec.moe.mlp_clamp_of(index)) is not None:
+        return ClampedMlp(gate_up, lower, clamp)
     sparsity = reader.opened.spec.streams.sparsity
     if sparsity and sparsity[index]:
         return GatedMlp(SparseGate(gate_up, NormalDist().inv_cdf(sparsity[index])), lower, activation)

@@ -18,7 +18,7 @@ from quire.core.exclusions.features import EXPERT_RANKS, NO_EXPERTS, WHOLE_EXPER
 from quire.core.exclusions.table import row_of
 from quire.model import draft_roles, mlp_roles, stream_roles, tower_roles
 from quire.model.layer_sizes import LayerSizes
-from quire.model.mixers import attention, delta, lightning
+from quire.model.mixers import attention, delta, latent, lightning
 from quire.model.mixers.layer_mixers import ROLES as MIXED
 from quire.model.mixers.layer_mixers import of_rank
 from quire.model.role import COLUMNS, EVEN, FIRST, ROWS, SHARED, STEPS, WHOLE, Role
@@ -86,7 +86,7 @@ ADAPTED = frozenset(
 )  # fmt: skip
 """Roles of layers that an adapter may change: not those of experts, routers and latents."""
 
-GROUPED = attention.GROUPED | delta.GROUPED | lightning.GROUPED
+GROUPED = attention.GROUPED | latent.GROUPED | delta.GROUPED | lightning.GROUPED
 """Fused matrices whose roles take turns by heads: name -> how many heads, and rows of each role for one."""
 FUSED = {
     "qkv": ("q", "k", "v"),

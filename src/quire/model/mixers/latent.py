@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from quire.core.dtypes import BF16, F16, F32, Dtype
@@ -58,6 +59,13 @@ class Latents:
 
 
 _Q = Role("linear", lambda s: (s.heads * s.head_dim, s.mla.q_rank), ROWS, lambda s: s.heads)
+
+
+def _of_both(size: Callable[[ModelSpec], int]) -> Role:
+    """Numbers of each head that are made of the space of queries, normed and beside it as it was before."""
+    return Role("linear", lambda s: (s.heads * size(s), 2 * s.mla.q_rank), ROWS, lambda s: s.heads)
+
+
 _KV = Role(
     "linear",
     lambda s: (s.heads * (s.mla.nope + s.mla.value), s.mla.rank),
@@ -71,6 +79,8 @@ ROLES = {
         "q_a": Role("linear", lambda s: (s.mla.q_rank, s.hidden)),
         "q_a_norm": Role("vector", lambda s: (s.mla.q_rank,)),
         "q_b": _Q,
+        "latent_q": _of_both(lambda s: s.head_dim),
+        "latent_gate": _of_both(lambda s: s.mla.value),
         "kv_a": Role("linear", lambda s: (s.mla.rank + s.mla.rope, s.hidden)),
         "kv_a_norm": Role("vector", lambda s: (s.mla.rank,)),
         "kv_b": _KV,
@@ -79,7 +89,15 @@ ROLES = {
     }.items()
 }
 """Its matrices and vectors on disk, beside those of queries and of the result; ranks share heads, each has all of the
-latent. In the place of `kv_b` may be its two parts, that of keys turned in each head."""
+latent. In the place of `kv_b` may be its two parts, that of keys turned in each head. In the place of `q_b` may be
+`latent_q`, with a matrix that gates results."""
+GROUPED: dict[str, tuple[Callable[[ModelSpec], int], dict[str, Callable[[ModelSpec], int]]]] = {
+    "latent_q_gate": (
+        lambda s: s.heads,
+        {"latent_q": lambda s: s.head_dim, "latent_gate": lambda s: s.mla.value},
+    ),
+}
+"""As of `mixers.attention`."""
 
 
 def keys_from_latents(spec: ModelSpec) -> tuple[int, int, int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.model.batch import Batch
-from quire.model.net.decoder import Layer, Wanted
+from quire.model.net.decoder import Layer, Wanted, chosen
 from quire.model.net.latent import LatentAttention, LowRankQuery
-from quire.model.net.parts import LayerNorm, Linear
+from quire.model.net.parts import LayerNorm, Linear, Product
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache, LayerCache
@@ -28,7 +28,7 @@ class TokenIndexer:
     factors that all have in common, which change no order.
     """
 
-    q: Linear
+    q: Product
     k: Linear
     norm: LayerNorm
     weights: Linear
@@ -50,19 +50,37 @@ class TokenIndexer:
 
 @dataclass(frozen=True)
 class IndexedAttention:
-    """Latent attention to the tokens that `indexer` chooses, which it leaves in `last`."""
+    """Latent attention to the tokens that `indexer` chooses, which it leaves in `last`. `gate`: of the latent of
+    queries, a sigmoid for each number that heads give."""
 
     attention: LatentAttention
     query: LowRankQuery
     indexer: TokenIndexer
     last: LastChoice
+    gate: Product | None = None
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; latents, rotated keys and index keys of the rows are written to `cache`."""
         latent = self.query.latent(ops, h)
         self.last.tokens = self.indexer(ops, layer, h, latent, batch, cache[1])
         made = self.query.up(ops, latent), layer.qkv(ops, h)
-        return self.attention.attended(ops, layer, made, batch, cache, wanted, self.last.tokens)
+        found = self.attention.values(ops, layer, made, batch, cache, wanted, self.last.tokens)
+        if self.gate is not None:
+            gate = chosen(ops, self.gate(ops, latent), wanted)
+            found = ops.gated_rmsnorm(found, gate, None, gate.shape[1], "sigmoid", False, 0.0)
+        return layer.o(ops, found)
+
+
+@dataclass(frozen=True)
+class OfFirst:
+    """A matrix that reads the first `width` columns."""
+
+    own: Product
+    width: int
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """x [T, columns] -> [T, n]."""
+        return self.own(ops, ops.take_columns(x, 0, self.width))
 
 
 @dataclass(frozen=True)

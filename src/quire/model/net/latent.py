@@ -104,3 +104,14 @@ class LowRankQuery:
     def latent(self, ops: Ops, h: Array) -> Array:
         """h [T, hidden] -> what `up` reads, [T, q_rank]."""
         return self.norm(ops, self.down(ops, h))
+
+
+@dataclass(frozen=True)
+class WideQuery(LowRankQuery):
+    """Work like `LowRankQuery`, where `up` reads the latent also as it was before the norm, behind the normed one."""
+
+    def latent(self, ops: Ops, h: Array) -> Array:
+        """h [T, hidden] -> [T, 2 * q_rank]."""
+        raw = self.down(ops, h)
+        joined: Array = ops.join_columns((self.norm(ops, raw), raw))
+        return joined

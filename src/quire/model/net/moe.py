@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from quire.model.net.parts import Linear, Mlp, Norm, Product
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
@@ -21,13 +23,15 @@ row chose, of all there are, and their weights f32 -> the weighted sums [T, hidd
 
 @dataclass(frozen=True)
 class LocalExperts:
-    """All experts, `count` of them, are this process's."""
+    """All experts, `count` of them, are this process's; `idle` choices behind them are of none, and weigh 0."""
 
     count: int
+    idle: int = 0
 
     def __call__(self, ops: Ops, own: Experts, x: Array, ids: Array, weights: Array) -> Array:
         """Implement `Holders`."""
-        return own(ops, x, (*ops.sort_by_expert(ids, self.count), weights))
+        tokens, places, offsets = ops.sort_by_expert(ids, self.count + self.idle)
+        return own(ops, x, (tokens, places, offsets[:, : self.count + 1], weights))
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,39 @@ class FusedExperts:
     def __call__(self, ops: Ops, x: Array, choices: Choices) -> Array:
         """Implement `Experts`."""
         return ops.expert_mlp(x, self.gate_up, self.down, self.between, choices)
+
+
+@dataclass(frozen=True)
+class PairByPair:
+    """Experts of which some choices are none: outputs are made for each pair by itself, and then summed."""
+
+    own: Experts
+
+    def __call__(self, ops: Ops, x: Array, choices: Choices) -> Array:
+        """Implement `Experts`."""
+        tokens, places, offsets, weights = choices
+        pairs = np.arange(tokens.shape[0] * tokens.shape[1], dtype=np.int32)[:, None]
+        once = ops.put(pairs), offsets, ops.put(np.ones(pairs.shape, np.float32))
+        y = self.own(ops, x, (tokens.reshape(-1, 1), *once))
+        summed: Array = ops.combine(y, places, weights)
+        return summed
+
+
+@dataclass(frozen=True)
+class GivenBack:
+    """Choices that give back the row itself (Jin et al. 2024, "MoE++").
+
+    `experts` and `idle` f32 [choices]: 1 for those that are experts, and for the others. `sums`: the row of ones.
+    """
+
+    experts: Array
+    idle: Array
+    sums: Linear
+
+    def divide(self, ops: Ops, ids: Array, weights: Array) -> tuple[Array, Array]:
+        """weights [T, top_k] of the choices `ids` -> those of experts, others 0; the sum of the others [T, 1]."""
+        own = ops.scale_choices(weights, ids, self.experts)
+        return own, self.sums(ops, ops.scale_choices(weights, ids, self.idle))
 
 
 @dataclass(frozen=True)
@@ -82,6 +119,7 @@ class MoeMlp:
     (Qwen2-MoE). `latents`: matrices that lead to the rows that experts read, and back (Nemotron 3). `input_scores`: of
     the one expert that a row takes, what multiplies the row before it reads it (Llama 4); `routing` weighs it with 1.
     `scales` f32 [experts] multiply what experts make, `norm` is of the rows that they, not the router, read (Gemma 4).
+    `back`: some choices give back the row; `gives`: this rank adds it, where ranks' results are summed.
     """
 
     router: Product
@@ -95,13 +133,18 @@ class MoeMlp:
     input_scores: Routing | None = None
     scales: Array | None = None
     norm: Norm | None = None
+    back: GivenBack | None = None
+    gives: bool = True
 
     def __call__(self, ops: Ops, x: Array) -> Array:
-        """x [T, hidden] -> [T, hidden]; where scores multiply rows, x is given up."""
+        """x [T, hidden] -> [T, hidden]; where scores multiply rows, or some are given back, x is given up."""
         logits = self.router(ops, x)
         ids, weights = ops.route(logits, self.bias, self.routing)
         if self.scales is not None:
             weights = ops.scale_choices(weights, ids, self.scales)
+        given: Array | None = None
+        if self.back is not None:
+            weights, given = self.back.divide(ops, ids, weights)
         shared = None if self.shared is None else self.shared(ops, x)
         if shared is not None and self.switch is not None:
             shared = ops.scale_by_sigmoid(shared, self.switch(ops, x))
@@ -115,6 +158,8 @@ class MoeMlp:
         else:
             enter, leave = self.latents
             y = leave(ops, self.holders(ops, self.experts, enter(ops, x), ids, weights))
+        if given is not None and self.gives:
+            y = ops.add(y, ops.scale_rows(x, given[:, 0], x.shape[1]))
         return y if shared is None else ops.add(y, shared)
 
 
@@ -150,12 +195,30 @@ class MoeBesideMlp:
         return added
 
 
+@dataclass(frozen=True)
+class MlpAndExperts:
+    """An MLP and experts that read the same rows, whose results stay apart (`net.passing`)."""
+
+    mlp: Mlp
+    experts: Mlp
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """x [T, hidden], which may be given up -> [T, 2 * hidden], of the MLP and of the experts."""
+        dense = self.mlp(ops, x)
+        joined: Array = ops.join_columns((dense, self.experts(ops, x)))
+        return joined
+
+
+BESIDE = (MoeBesideMlp, MlpAndExperts)
+"""What has an MLP and experts."""
+
+
 def experts_of(mlp: Mlp) -> MoeMlp | None:
     """The experts of a layer, by themselves or beside an MLP, where it has any."""
-    own = mlp.experts if isinstance(mlp, MoeBesideMlp) else mlp
+    own = mlp.experts if isinstance(mlp, BESIDE) else mlp
     return own if isinstance(own, MoeMlp) else None
 
 
 def with_experts(mlp: Mlp, experts: Mlp) -> Mlp:
     """`mlp` with other experts."""
-    return replace(mlp, experts=experts) if isinstance(mlp, MoeBesideMlp) else experts
+    return replace(mlp, experts=experts) if isinstance(mlp, BESIDE) else experts

@@ -10,6 +10,7 @@ from quire.model.batch import Batch
 from quire.model.net.lora import Change
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
+from quire.ops.experts import Clamp
 from quire.ops.weights import Packed, PackedTable
 
 
@@ -239,16 +240,15 @@ class GatedMlp:
 
 @dataclass(frozen=True)
 class ClampedMlp:
-    """down((up + 1) * gate * sigmoid(alpha * gate)), with gate and up limited (gpt-oss)."""
+    """down((up + shift) * gate * sigmoid(alpha * gate)), with gate and up limited (gpt-oss)."""
 
     gate_up: Product
     down: Linear
-    alpha: float
-    limit: float
+    clamp: Clamp
 
     def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, hidden] -> [T, hidden]."""
-        return self.down(ops, ops.clamped_swiglu(self.gate_up(ops, x), self.alpha, self.limit))
+        return self.down(ops, ops.clamped_swiglu(self.gate_up(ops, x), *self.clamp))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from quire.ops.descriptors import (
     RopeDescriptor,
     RoutingDescriptor,
 )
-from quire.ops.experts import ExpertActivation, Grouped, Routing
+from quire.ops.experts import Clamp, ExpertActivation, Grouped, Routing
 from quire.ops.latents import rank_of
 from quire.ops.layout import KVCache
 from quire.ops.native import check
@@ -155,10 +155,11 @@ def routing_descriptor(routing: Routing) -> RoutingDescriptor:
 @lru_cache(64)
 def between_descriptor(between: ExpertActivation) -> BetweenDescriptor:
     """What stands between the two matrices of an expert."""
-    alpha, limit = between.clamp or (0.0, 0.0)
+    clamp = between.clamp or Clamp(0.0, 0.0)
     return BetweenDescriptor(
-        activation=ACTIVATION_NUMBERS[between.kind], clamped=int(between.clamp is not None), alpha=alpha, limit=limit
-    )
+        activation=ACTIVATION_NUMBERS[between.kind], clamped=int(between.clamp is not None), alpha=clamp.alpha,
+        limit=clamp.limit, shift=clamp.shift, most=clamp.limit if clamp.most is None else clamp.most,
+    )  # fmt: skip
 
 
 def _within(what: str, number: int) -> int:

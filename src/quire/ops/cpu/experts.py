@@ -109,13 +109,15 @@ def combine(cpu: Cpu, y: Host, places: Host, weights: Host) -> Host:
 
 
 @impl("clamped_swiglu", "cpu")
-def clamped_swiglu(cpu: Cpu, gate_up: Host, alpha: float, limit: float) -> Host:
+def clamped_swiglu(
+    cpu: Cpu, gate_up: Host, alpha: float, limit: float, shift: float = 1.0, most: float | None = None
+) -> Host:
     rows, width = check(gate_up, "clamped_swiglu gate_up", F32, -1, -1).shape
     if width % 2:
         raise ValueError(f"clamped_swiglu: {width} columns are not a gate and an up part of one size")
     out = cpu.arena.empty(rows, width // 2)
     if rows:
-        cpu.call("clamped_swiglu", out, gate_up, rows, width // 2, alpha, limit)
+        cpu.call("clamped_swiglu", out, gate_up, rows, width // 2, alpha, limit, shift, limit if most is None else most)
     return out
 
 

@@ -133,19 +133,25 @@ def expert_mlp(x: Tensor, gate_up: Grouped, down: Grouped, between: ExpertActiva
 
 @op(tolerance=2e-6)
 def combine(y: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    """Sum over choices c, ascending, of weights[t, c] * y[places[t, c]]: y [P, d] f32 -> [T, d] f32."""
-    return (y[places.long()] * weights[..., None]).sum(1)
+    """Sum over choices c, ascending, of weights[t, c] * y[places[t, c]]: y [P, d] f32 -> [T, d] f32.
+
+    A choice of weight 0 adds nothing, whatever lies at its place: nobody need have computed that.
+    """
+    parts = y[places.long()] * weights[..., None]
+    return parts.masked_fill(weights[..., None] == 0, 0.0).sum(1)
 
 
 @op(tolerance=2e-6)
-def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
-    """(up + 1) * gate * sigmoid(alpha * gate) of gate_up [T, 2 f] = [gate; up]: f32 [T, f] (gpt-oss).
+def clamped_swiglu(
+    gate_up: Tensor, alpha: float, limit: float, shift: float = 1.0, most: float | None = None
+) -> Tensor:
+    """(up + shift) * gate * sigmoid(alpha * gate) of gate_up [T, 2 f] = [gate; up]: f32 [T, f] (gpt-oss).
 
-    Gates are limited to at most `limit`, up to [-limit, limit].
+    Gates are limited to at most `most`, None: `limit`; up to [-limit, limit].
     """
     gate, up = gate_up.chunk(2, -1)
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return (up + 1) * gate * torch.sigmoid(alpha * gate)
+    gate, up = gate.clamp(max=limit if most is None else most), up.clamp(-limit, limit)
+    return (up + shift) * gate * torch.sigmoid(alpha * gate)
 
 
 @op(tolerance=2e-6, into="x")

@@ -59,11 +59,14 @@ def combine(gpu: Gpu, y: Tensor, places: Tensor, weights: Tensor) -> Tensor:
 
 
 @impl("clamped_swiglu", "triton")
-def clamped_swiglu(gpu: Gpu, gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+def clamped_swiglu(
+    gpu: Gpu, gate_up: Tensor, alpha: float, limit: float, shift: float = 1.0, most: float | None = None
+) -> Tensor:
     rows, f = check_rows(gate_up, "clamped_swiglu gate_up", gate_up.shape[1]), gate_up.shape[1] // 2
     out = gpu.empty(rows, f, dtype=gate_up.dtype)
     if rows:
-        kernels.swiglu_kernel[rows, -(-f // BLOCK)](out, gate_up, f, alpha, limit, BLOCK)
+        most = limit if most is None else most
+        kernels.swiglu_kernel[rows, -(-f // BLOCK)](out, gate_up, f, alpha, limit, shift, most, BLOCK)
     return out
 
 

@@ -121,25 +121,29 @@ def sort_kernel(tokens, places, offsets, ids, pairs, top_k, BLOCK: tl.constexpr)
 
 @triton.jit
 def combine_kernel(out, y, places, weights, d, top_k, BLOCK: tl.constexpr):
-    """out [T, d] = the sum over choices, ascending, of weights [T, top_k] times y [pairs, d] at places [T, top_k]."""
+    """out [T, d] = the sum over choices, ascending, of weights [T, top_k] times y [pairs, d] at places [T, top_k].
+
+    Of a choice of weight 0 nothing is read.
+    """
     row, cols = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for c in range(top_k):
         place = tl.load(places + row * top_k + c).to(tl.int64)
-        part = tl.load(y + place * d + cols, mask=cols < d, other=0.0).to(tl.float32)
-        total += part * tl.load(weights + row * top_k + c)
+        weight = tl.load(weights + row * top_k + c)
+        part = tl.load(y + place * d + cols, mask=(cols < d) & (weight != 0.0), other=0.0).to(tl.float32)
+        total += part * weight
     tl.store(out + row * d + cols, total.to(out.dtype.element_ty), mask=cols < d)
 
 
 @triton.jit
-def swiglu_kernel(out, gate_up, f, alpha, limit, BLOCK: tl.constexpr):
-    """out [T, f] = (up + 1) * gate * sigmoid(alpha * gate), gate_up [T, 2 f] limited as `clamped_swiglu` says."""
+def swiglu_kernel(out, gate_up, f, alpha, limit, shift, most, BLOCK: tl.constexpr):
+    """out [T, f] = (up + shift) * gate * sigmoid(alpha * gate), gate_up [T, 2 f] limited as `clamped_swiglu` says."""
     row, cols = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(gate_up + row * 2 * f + cols, mask=cols < f, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * f + f + cols, mask=cols < f, other=0.0).to(tl.float32)
-    gate = tl.where(gate > limit, limit, gate)  # and not a minimum, which would hide a NaN
+    gate = tl.where(gate > most, most, gate)  # and not a minimum, which would hide a NaN
     up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-    value = (up + 1) * gate * (1.0 / (1.0 + tl.exp(-alpha * gate)))
+    value = (up + shift) * gate * (1.0 / (1.0 + tl.exp(-alpha * gate)))
     tl.store(out + row * f + cols, value.to(out.dtype.element_ty), mask=cols < f)
 
 
