@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.core.windows import widest
 from quire.model.draft_sizes import NO_ASSISTANT, AssistantSizes
-from quire.model.expert_sizes import NO_EXPERTS
+from quire.model.expert_sizes import NO_EXPERTS as NO_EXPERTS
 from quire.model.expert_sizes import MoE as MoE
 from quire.model.families.delta_sizes import NO_DELTA, DeltaSizes
 from quire.model.families.edges import NO_EDGES, Edges
