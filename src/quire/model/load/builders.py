@@ -63,7 +63,6 @@ from quire.model.net.decoder import (
 from quire.model.net.gated_attention import GatedAttention, HeadGate, NumberGate, OutputGate, SoftplusGate
 from quire.model.net.latent import GatedLatents
 from quire.model.net.layer_ending import InputsOfTokens, KeysAsValues
-from quire.model.net.moe import MlpAndExperts
 from quire.model.net.parts import (
     Clip,
     Embedding,
@@ -240,10 +239,8 @@ def load_mlp_or_experts(reader: WeightReader, index: int) -> Mlp:
     def load(one: Callable[[WeightReader, int], Mlp]) -> Mlp:
         return in_runs(reader, lambda run: scaled(one(run, index), spec.factors.mlp_out))
 
-    if spec.is_sparse(index) and spec.moe.beside:
+    if spec.is_sparse(index) and (spec.moe.beside or spec.moe.late):
         return load_beside(reader, index, load(load_mlp), load(load_moe))
-    if spec.is_sparse(index) and spec.moe.late:
-        return MlpAndExperts(load(load_mlp), load(load_moe))
     return load(load_moe if spec.is_sparse(index) else load_mlp)
 
 

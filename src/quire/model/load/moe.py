@@ -20,6 +20,7 @@ from quire.model.net.moe import (
     FusedExperts,
     GivenBack,
     LocalExperts,
+    MlpAndExperts,
     MoeBesideMlp,
     MoeMlp,
     NormedRouter,
@@ -67,8 +68,10 @@ def _given_back(moe: MoE, ops: Ops) -> GivenBack:
     return GivenBack(experts, idle, Linear(ops.pack_exact(np.ones((1, moe.routing.top_k), np.float32))))
 
 
-def load_beside(reader: WeightReader, index: int, dense: Mlp, experts: Mlp) -> MoeBesideMlp:
+def load_beside(reader: WeightReader, index: int, dense: Mlp, experts: Mlp) -> MoeBesideMlp | MlpAndExperts:
     """An MLP and experts of layer `index` beside each other."""
+    if reader.opened.spec.moe.late:
+        return MlpAndExperts(dense, experts)
     before, after, behind = (
         load_norm(reader, role, index) for role in ("mlp_norm", "dense_post_norm", "expert_post_norm")
     )
