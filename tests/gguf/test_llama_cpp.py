@@ -72,7 +72,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         commands.append(json.dumps({"folder": str(folder / name), "out": str(folder / f"{name}.F32.gguf")}))
     sources = next(Path(ENVIRONMENT).glob("sources/*/vendor/llama.cpp"))
     script = [sys.executable, str(SUPPORT / "llama_cpp_convert.py"), str(sources)]
-    subprocess.run(script, input="\n".join(commands), text=True, check=True, capture_output=True)
+    done = subprocess.run(script, input="\n".join(commands), text=True, check=True, capture_output=True)
+    assert "error" not in done.stdout, done.stdout
     return folder
 
 

@@ -217,8 +217,8 @@ def test_matrices_with_formats_of_their_own(tmp_path: Path) -> None:
             write_gguf(tmp_path, tmp_path / "model.gguf", "Q4_0", kinds=wrong)
 
 
-def unigram(folder: Path) -> None:
-    add_tokenizer(folder, Tokenizer(models.Unigram([("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)], 0, False)))
+def word_level(folder: Path) -> None:
+    add_tokenizer(folder, Tokenizer(models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2}, "<unk>")))
 
 
 def own_words(folder: Path) -> None:
@@ -237,7 +237,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "fact": ("llama", {"hidden_act": "gelu"}, None, "GGUF has no key for the model's activation"),
     "rope": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, None, "rope"),
     "no tokenizer": ("llama", {}, lambda folder: None, "tokenizer.json is missing"),
-    "unigram": ("llama", {}, unigram, "is of type Unigram, only BPE"),
+    "words alone": ("llama", {}, word_level, "is of type WordLevel, only BPE and Unigram"),
     "words": ("llama", {}, own_words, "cuts text in a way of its own"),
     "rows": ("llama", {"vocab_size": 99}, None, "the model has 99 rows"),
 }

@@ -15,9 +15,12 @@ LATENTS = {"kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v
 ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
           "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2}  # fmt: skip
 INDEXER = {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 6}
+GROWN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 8, "mscale": 1.0,
+         "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}  # fmt: skip
 NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", MULTIPLIERS | SIX),
     "granitemoe shared": ("granitemoeshared", MULTIPLIERS | SIX | {"shared_intermediate_size": 48}),
+    "granite_swa experts": ("granitemoe_swa", FOUR | MULTIPLIERS | SIX | {"shared_intermediate_size": 48}),
     "granite_swa": ("granite_swa", FOUR | MULTIPLIERS),
     "granite_swa turns": ("granite_swa", FOUR | {"layer_rope_theta": [0, 1e4, 1e4, 0]}),
     "exaone-moe": ("exaone_moe", FEW | {"sliding_window": 5, "layer_types": [LOCAL, LOCAL, FULL], "n_group": 4,
@@ -41,5 +44,44 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2 lite": ("glm4_moe_lite", LATENTS | ROUTED),
     "deepseek32": ("deepseek_v32", LATENTS | ROUTED | INDEXER),
     "glm-dsa": ("glm_moe_dsa", LATENTS | ROUTED | INDEXER),
-    "minicpm3": ("minicpm3", LATENTS | {"q_lora_rank": 32}),
+    "minicpm3": ("minicpm3", LATENTS | {"q_lora_rank": 32, "v_head_dim": 16}),
+    "deepseek": ("deepseek", {}),
+    "deepseek2 fourth": ("kimi_k2", {}),
+    "deepseek2 dense": ("youtu", LATENTS | {"pad_token_id": None}),
+    "xverse": ("xverse", {}),
+    "chatglm published": ("chatglm", {}),
+    "gpt2 published": ("gpt-sw3", {}),
+    "llama internlm": ("internlm", {}),
+    "llama iquestcoder": ("iquestcoder", {"head_dim": 16}),
+    "bailingmoe": ("bailing_moe", {}),
+    "bailingmoe2": ("bailing_moe_v2", {"n_group": 4, "topk_group": 2}),
+    "dbrx": ("dbrx", {"d_model": 128, "n_heads": 4, "n_layers": 3, "attn_config": {
+        "kv_n_heads": 2, "clip_qkv": 0.9, "rope_theta": 1e4}, "ffn_config": {
+        "ffn_hidden_size": 64, "moe_num_experts": 6, "moe_top_k": 3}}),
+    "hunyuan-moe": ("hunyuan_v1_moe", {"head_dim": 24, "num_experts": 6, "moe_topk": 3}),
+    "minimax-m3": ("minimax_m3_vl_text", {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        "head_dim": 16, "rotary_dim": 8, "index_n_heads": 2, "index_head_dim": 16, "index_block_size": 16,
+        "index_topk_blocks": 2, "dense_intermediate_size": 80, "intermediate_size": 40,
+        "shared_intermediate_size": 40, "num_local_experts": 6, "num_experts_per_tok": 3,
+        "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"]}),
+    "glm4moe without norms": ("solar_open", {
+        "head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
+        "routed_scaling_factor": 1.5}),
+    "mistral4": ("mistral4", LATENTS | ROUTED | {"rope_parameters": GROWN | {"original_max_position_embeddings": 6}}),
+    "laguna": ("laguna", FEW | {
+        "head_dim": 16, "sliding_window": 5, "shared_expert_intermediate_size": 48, "moe_routed_scaling_factor": 1.7,
+        "num_attention_heads_per_layer": [4, 8, 4], "layer_types": [FULL, LOCAL, LOCAL]}),
+    "laguna numbers": ("laguna", FEW | {
+        "head_dim": 24, "shared_expert_intermediate_size": 48, "gating": "per-element",
+        "mlp_layer_types": ["dense", "sparse", "sparse"], "rope_parameters": {"full_attention": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32,
+            "partial_rotary_factor": 0.5}}}),
+    "mimo2": ("mimo_v2_flash", {
+        "head_dim": 24, "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "sliding_window": 5,
+        "moe_intermediate_size": 40, "num_hidden_layers": 4, "n_group": 2, "layer_types": [FULL, LOCAL] * 2,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
+                            for kind, theta in ((FULL, 1e5), (LOCAL, 1e3))}}),
+    "mistral3": ("ministral3", {"head_dim": 24, "rope_parameters": GROWN}),
 }  # fmt: skip

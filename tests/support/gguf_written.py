@@ -73,8 +73,8 @@ WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
     "llama helium": ("helium", HEADS),
     "llama ministral": ("ministral", HEADS | {"sliding_window": 5}),
     "glm4moe": ("glm4_moe", GLM | {"n_group": 4, "topk_group": 2, "attention_bias": True}),
-    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
-    "dots1": ("dots1", ROUTED | {"head_dim": 24, "norm_topk_prob": True}),
+    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "num_key_value_heads": 4}),
+    "dots1": ("dots1", ROUTED | {"head_dim": 24, "norm_topk_prob": True, "num_key_value_heads": 4}),
     "ernie4_5-moe": ("ernie4_5_moe", ERNIE),
     "ernie4_5-moe every second": ("ernie4_5_moe", ERNIE | {"moe_layer_interval": 2, "moe_num_shared_experts": 0}),
     "phimoe": ("phimoe", EIGHT | {"lm_head_bias": True, "attention_bias": True}),
@@ -97,9 +97,13 @@ WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 """What a name begins with is the architecture."""
 WRITTEN |= NEWER
+CHANGED = {"deepseek": {"norm_topk_prob": False}}
+"""Fields of config.json that make another model of what transformers computes, which alone the format can hold."""
 RENAMED = {"internlm2": grouped_qkv, "baichuan": packed_qkv}
 """Families that transformers has no code for: how Llama's tensors become theirs."""
 PERMUTED = (
+    "xverse",
+    "mistral3",
     "granitemoe",
     "granite_swa",
     "minicpm",
@@ -117,10 +121,10 @@ PERMUTED = (
 """Architectures whose rows of queries and keys the converter interleaves."""
 MULTIPLIED_IN = ("falcon-h1",)
 """Architectures whose matrices have other numbers than those of folders."""
-LATER = ("granite_swa", "hy_v3", "mellum", "cohere2moe", "deepseek32")
-LATER_KEYS = ("attention.indexer.types", "attention.rope_pattern")
+LATER = ("laguna", "minimax-m3", "granite_swa", "hy_v3", "mellum", "cohere2moe", "deepseek32")
+LATER_KEYS = ("attention.value_scale", "attention.indexer.types", "attention.rope_pattern")
 """Architectures and keys that llama.cpp's sources have, and the gguf package of the development extra has not yet."""
-NOT_OF_THE_MAP = (".attn_qkv.", ".attn_kv_b.")
+NOT_OF_THE_MAP = (".ffn_gate_up_exps", ".attn_qkv.", ".attn_kv_b.")
 """In names that the format has for matrices which its files have in parts."""
 
 
@@ -136,6 +140,7 @@ def write_folder(folder: Path, name: str) -> PreTrainedModel:
         edit_config(folder, model_type=kind, architectures=None, **facts)
     else:
         model = write(folder, kind, **SHAPE | facts)
+    edit_config(folder, **CHANGED.get(name, {}))
     add_tokenizer(folder, byte_level())
     return model
 

@@ -3,7 +3,7 @@
     {"do": "quantize", "source": ..., "out": ..., "format": 7}
         by llama-quantize's own rules; the format is an enum llama_ftype
     {"do": "generate", "model": ..., "prompts": [[...]], "steps": n, "logits": FILE}
-        greedy -> "tokens" [[...]]; the file gets f32 [prompts, steps, vocabulary]
+        greedy -> "tokens" [[...]]; the file gets f32 [prompts, steps, vocabulary]; an encoder reads the prompts
     {"do": "tokenize", "model": ..., "texts": [...], "special": true}
         -> "ids" [[...]] and "texts", those ids back
 
@@ -20,7 +20,8 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-SILENT = llama_cpp.llama_log_callback(lambda level, text, data: None)
+LINES: list[str] = []
+KEPT = llama_cpp.llama_log_callback(lambda level, text, data: LINES.append(text.decode("utf-8", "replace")))
 F32 = 0  # enum ggml_type
 
 
@@ -46,8 +47,14 @@ def generate(model: str, prompts: list[list[int]], steps: int, logits: str) -> d
     width = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(loaded))
     rows, out = np.empty((len(prompts), steps, width), np.float32), []
     for i, prompt in enumerate(prompts):
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+        if memory := llama_cpp.llama_get_memory(context):
+            llama_cpp.llama_memory_clear(memory, True)
         given, made = list(prompt), []
+        if llama_cpp.llama_model_has_encoder(loaded):
+            tokens = (ctypes.c_int32 * len(given))(*given)
+            if llama_cpp.llama_encode(context, llama_cpp.llama_batch_get_one(tokens, len(given))):
+                raise RuntimeError("llama_encode failed")
+            given = [llama_cpp.llama_model_decoder_start_token(loaded)]
         for step in range(steps):
             tokens = (ctypes.c_int32 * len(given))(*given)
             if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(tokens, len(given))):
@@ -92,12 +99,17 @@ def tokenize(model: str, texts: list[str], special: bool) -> dict[str, Any]:
 
 def main() -> None:
     """Answer until the input ends."""
-    llama_cpp.llama_log_set(SILENT, ctypes.c_void_p(0))
+    llama_cpp.llama_log_set(KEPT, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     commands = {"generate": generate, "quantize": quantize, "tokenize": tokenize}
     for line in sys.stdin:
         command = json.loads(line)
-        print(json.dumps(commands[command.pop("do")](**command)), flush=True)
+        LINES.clear()
+        try:
+            answer = commands[command.pop("do")](**command)
+        except RuntimeError as error:
+            answer = {"error": f"{error}: {''.join(LINES)[-600:]}"}
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

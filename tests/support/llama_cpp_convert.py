@@ -4,7 +4,7 @@
 
 SOURCES is the folder of llama.cpp. Every file gets the made-up vocabulary of gguf_models.py; all else, names and order
 of tensors, what is done to their numbers, every other key, is the converter's. "mmproj": the file of what makes rows of
-images, which has no vocabulary. Prints a line per file written.
+images, which has no vocabulary. Prints a line per file written, or per one that was not, with "error".
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
+
+INNER = {"ministral3": "Ministral3Model", "mistral4": "Mistral4Model"}
+"""Model type -> the class within that of its architecture which writes the file."""
 
 
 def main() -> None:
@@ -32,21 +36,26 @@ def main() -> None:
     def set_vocab(self: Any) -> None:
         add_vocabulary(self.gguf_writer, self.hparams["vocab_size"])
 
-    for line in sys.stdin:
-        command = json.loads(line)
-        folder = Path(command["folder"])
-        config, mmproj = json.loads((folder / "config.json").read_text()), command.get("mmproj", False)
+    def convert(folder: Path, out: Path, mmproj: bool) -> None:
+        config = json.loads((folder / "config.json").read_text())
         name = config["architectures"][0]
         if mmproj:
             name = get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.MMPROJ)
         kind = get_model_class(name, mmproj=mmproj)
+        kind = getattr(kind, INNER.get(config["model_type"], ""), kind)
         own = {"set_vocab": set_vocab, "model_arch": kind.model_arch, "no_mtp": True}  # of which these have none
         made = type(kind.__name__, (kind,), own)
         with torch.inference_mode():
             hparams = None if mmproj else kind.load_hparams(folder, False) | config
-            out = Path(command["out"])
             made(folder, gguf.LlamaFileType.ALL_F32, out, model_name="tiny", hparams=hparams).write()
-        print(json.dumps({"out": command["out"]}), flush=True)
+
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            convert(Path(command["folder"]), Path(command["out"]), command.get("mmproj", False))
+            print(json.dumps({"out": command["out"]}), flush=True)
+        except Exception:
+            print(json.dumps({"error": traceback.format_exc()[-1500:]}), flush=True)
 
 
 if __name__ == "__main__":

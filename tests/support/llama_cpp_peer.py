@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import llama_cpp_models
+from model_variants import Encoded
 from oracle import backend, write
 from paged_model import Paged
 from paths import SUPPORT
@@ -118,7 +121,13 @@ It is below 1e-5 but for GELU, which llama.cpp takes from a table of f16.
 class Peer:
     """llama.cpp's process."""
 
+    process: subprocess.Popen[str]
+
     def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Start it."""
         folder = Path(ENVIRONMENT)
         variables = os.environ | {"LLAMA_CPP_LIB_PATH": str(folder / "build" / "bin")}
         self.process = subprocess.Popen(
@@ -127,14 +136,41 @@ class Peer:
         )  # fmt: skip
 
     def ask(self, **command: Any) -> dict[str, Any]:
-        """Its answer."""
+        """Its answer; it prints other lines, too."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        assert line, f"llama.cpp ended at {command}"
+        line = next((line for line in self.process.stdout if line.startswith("{")), "")
+        if not line:
+            self.process.communicate()
+            self.start()
+            raise AssertionError(f"llama.cpp ended at {command}")
         answer: dict[str, Any] = json.loads(line)
+        assert "error" not in answer, answer["error"]
         return answer
+
+
+class Converter:
+    """The process of llama.cpp's converter."""
+
+    def __init__(self) -> None:
+        sources = next(Path(ENVIRONMENT).glob("sources/*/vendor/llama.cpp"))
+        script = [sys.executable, str(SUPPORT / "llama_cpp_convert.py"), str(sources)]
+        self.process = subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def convert(self, folder: Path, out: Path) -> None:
+        """Write the file `out` of the model in `folder`."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"folder": str(folder), "out": str(out)}) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line and "error" not in json.loads(line), json.loads(line)["error"] if line else "the converter ended"
+
+    def end(self) -> None:
+        """End it."""
+        with self.process as process:
+            assert process.stdin is not None
+            process.stdin.close()
 
 
 @pytest.fixture(scope="module")
@@ -154,14 +190,18 @@ def write_released(folder: Path, name: str, **facts: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | RELEASED.get(name, {})))
 
 
-def replay(path: Path, prompts: list[list[int]], given: list[list[int]], **options: Any) -> np.ndarray[Any, Any]:
+def replay(
+    path: Path, prompts: list[list[int]], given: list[list[int]], on: str = "cpu", **options: Any
+) -> np.ndarray[Any, Any]:
     """Our logits [prompts, steps, vocabulary] after each prompt and each of the tokens `given` but the last."""
-    model = load_model(flat_config(model=str(path), **options), backend("cpu"))
-    rows = [
-        Paged(model, [tokens + more[:-1]]).run([[len(tokens) + STEPS - 1]])[0][-STEPS:]
-        for tokens, more in zip(prompts, given, strict=True)
-    ]
-    return torch.stack(rows).numpy()
+    model = load_model(flat_config(model=str(path), **options), backend(on))
+
+    def rows(tokens: list[int], more: list[int]) -> Tensor:
+        if model.encoder is not None:
+            return Encoded(model, [tokens], [[model.spec.encoder.start, *more[:-1]]]).run([[STEPS]])[0]
+        return Paged(model, [tokens + more[:-1]]).run([[len(tokens) + STEPS - 1]])[0][-STEPS:]
+
+    return torch.stack([rows(tokens, more) for tokens, more in zip(prompts, given, strict=True)]).numpy()
 
 
 def size(x: np.ndarray[Any, Any]) -> float:

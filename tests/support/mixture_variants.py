@@ -45,6 +45,10 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "aria_text": ("aria_text", {"moe_num_experts": 6, "moe_topk": 3, "intermediate_size": 40, "head_dim": 16}),
     "aria_text_biases": ("aria_text", {"moe_num_experts": 4, "moe_topk": 2, "intermediate_size": 40, "mlp_bias": True,
                                        "moe_num_shared_experts": 1, "attention_bias": True}),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", {"head_dim": 16, "num_experts": 6, "moe_topk": 3}),
+    "hunyuan_v1_moe_alpha": ("hunyuan_v1_moe", {
+        "head_dim": 24, "num_experts": 4, "moe_topk": [2, 2, 2], "attention_bias": True, "rope_parameters": {
+            "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}}),
     "dbrx": ("dbrx", DBRX),
     "dbrx_summed": ("dbrx", DBRX | {"ffn_config": DBRX["ffn_config"] | {"moe_normalize_expert_weights": None}}),
     "axk1": ("axk1", AXK1),

@@ -9,8 +9,17 @@ import numpy as np
 
 from quire.gguf.file import GgufFile
 
-KINDS = {"gpt2": "bpe", "llama": "spm", "gemma4": "bpe", "whitespace": "bpe"}
-"""`tokenizer.ggml.model` -> BPE with merges, or SentencePiece BPE with scores. Those that are written come first."""
+KINDS = {"gpt2": "bpe", "llama": "spm", "t5": "unigram", "gemma4": "bpe", "whitespace": "bpe", "bert": "wordpiece"}
+"""`tokenizer.ggml.model` -> BPE with merges, SentencePiece's BPE or unigrams with scores, or words and their pieces.
+Those that are written come first."""
+SCORED = ("spm", "unigram")
+"""Kinds whose tokens need scores."""
+USUAL = {
+    "spm": {"bos_token": 1, "eos_token": 2, "unk_token": 0},
+    "unigram": {"eos_token": 1, "unk_token": 2, "pad_token": 0},
+    "wordpiece": {"cls_token": 101, "unk_token": 100, "sep_token": 102, "pad_token": 0, "mask_token": 103},
+}
+"""Ids of named tokens that files need not name, as llama.cpp has them."""
 OWN_PRE = {"gemma4": "gemma4"}
 """Models that say by their name how text is cut."""
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator",
@@ -33,9 +42,12 @@ _HARMONY = frozenset({"<|return|>", "<|call|>"})
 
 @dataclass(frozen=True)
 class Vocab:
-    """`kind`: "bpe" or "spm"; `types` and `scores` have an entry per token; `merges` pairs of tokens, bpe only.
+    """`kind`: a value of `KINDS`; `types` and `scores` have an entry per token; `merges` pairs of tokens, bpe only.
 
-    `named`: role ("bos_token", ...) -> id. `ends`: ids that end a sequence. `templates`: name -> chat template.
+    `named`: role ("bos_token", ...) -> id. `ends`: ids that end a sequence. `add_eos`: text ends with a token, of
+    wordpiece the one that separates. Of unigrams, `charsmap`: what characters are replaced by before, as SentencePiece
+    compiles it; `merge_spaces`: several spaces are one, and none are around the text. Of wordpiece, `lowercase` and
+    `strip_accents`: what is done to text before.
     """
 
     kind: str
@@ -49,6 +61,10 @@ class Vocab:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
+    charsmap: bytes = b""
+    merge_spaces: bool = False
+    lowercase: bool = True
+    strip_accents: bool = True
 
 
 class _Reader:
@@ -130,11 +146,13 @@ def read_vocab(file: GgufFile) -> Vocab:
     if count > MAX_TOKENS:
         raise file.fail("tokenizer.ggml.tokens", f"has {count} tokens, at most {MAX_TOKENS} are read")
     kind, pre = KINDS[model], OWN_PRE.get(model) or read.get("tokenizer.ggml.pre", str, "default")
-    if kind == "spm" and "tokenizer.ggml.scores" not in file.metadata:
+    if kind in SCORED and "tokenizer.ggml.scores" not in file.metadata:
         raise file.fail("tokenizer.ggml.scores", "is missing; a SentencePiece vocabulary needs a score per token")
-    named = special_ids(file)
-    if kind == "spm":
-        named = {"bos_token": 1, "eos_token": 2, "unk_token": 0} | named if count > 2 else named
+    usual, lowercase = USUAL.get(kind, {}), read.get("tokenizer.ggml.normalizer.lowercase", bool, True)
+    named = (usual if count > max(usual.values(), default=0) else {}) | special_ids(file)
+    if kind == "wordpiece" and "cls_token" in named:
+        named = {"bos_token": named["cls_token"]} | named
+    last = "add_sep_token" if kind == "wordpiece" else "add_eos_token"
     return Vocab(
         kind=kind,
         pre=pre,
@@ -144,10 +162,25 @@ def read_vocab(file: GgufFile) -> Vocab:
         merges=_merges(file) if kind == "bpe" else [],
         named=named,
         ends=end_ids(file),
-        add_bos=read.get("tokenizer.ggml.add_bos_token", bool, kind == "spm" or pre in BOS_BY_DEFAULT),
-        add_eos=read.get("tokenizer.ggml.add_eos_token", bool, False),
+        add_bos=read.get("tokenizer.ggml.add_bos_token", bool, kind in ("spm", "wordpiece") or pre in BOS_BY_DEFAULT),
+        add_eos=read.get(f"tokenizer.ggml.{last}", bool, kind in ("unigram", "wordpiece")),
         add_space_prefix=read.get("tokenizer.ggml.add_space_prefix", bool, kind == "spm"),
+        charsmap=_charsmap(file),
+        merge_spaces=read.get("tokenizer.ggml.remove_extra_whitespaces", bool, False),
+        lowercase=lowercase,
+        strip_accents=read.get("tokenizer.ggml.normalizer.strip_accents", bool, lowercase),
     )
+
+
+def _charsmap(file: GgufFile) -> bytes:
+    """What characters are replaced by, as SentencePiece compiles it; empty where there is nothing."""
+    key = "tokenizer.ggml.precompiled_charsmap"
+    found = file.metadata.get(key)
+    if found is None:
+        return b""
+    if not isinstance(found, np.ndarray) or found.dtype.itemsize != 1:
+        raise file.fail(key, "needs an array of bytes")
+    return found.tobytes()
 
 
 def _tokens(file: GgufFile) -> list[str]:

@@ -18,6 +18,7 @@ from quire.model.disk.gguf_names import (
     LOG_MULTIPLIER,
     NEXTN,
     NORMED,
+    REALS,
     RECURRENT,
     ROPE_FIELDS,
     SCORES,
@@ -50,20 +51,24 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
     }
     if True in spec.moe.sparse[1:] and not spec.moe.sparse[0]:
         own["num_dense_layers"] = spec.moe.sparse.index(True)
+    if any(spec.moe.sparse):
+        own |= {"moe_intermediate_size": spec.moe.intermediate, "norm_topk_prob": spec.moe.routing.renormalize}
     if spec.moe.shared:
         own["shared_expert_intermediate_size"] = spec.moe.shared
     if spec.norm != "rms" and spec.norm != "rms1p":  # of layernorms, whose epsilon has a key of its own
         own["layer_norm_eps"] = raw["rms_norm_eps"]
     if absorbed := LATENT_LENGTHS[0] in architecture.known:
-        own |= {"head_dim": spec.mla.row, "norm_topk_prob": spec.moe.routing.renormalize}
+        own["head_dim"] = spec.mla.row
         own[KV_HEADS] = np.array(attends, np.int32) if architecture.kinds else 1
+    own |= {name: value for name, value in told.items() if name in own}
     found: dict[str, Any] = {}
     spelled = dict(architecture.spelling)
     for name, key in (*FIELDS.items(), *architecture.fields.items()):
         value = own[name] if name in own else _field(raw, name, raw.get(spelled.get(name, "")))
         if name == "rms_norm_eps" and "layer_norm_eps" in own and name not in architecture.fields:
             continue
-        if value is not None and (any(spec.moe.sparse) or key == SHARED_WIDTH or not key.startswith("expert_")):
+        asked = name in told or key == SHARED_WIDTH or not key.startswith("expert_")
+        if value is not None and (any(spec.moe.sparse) or asked):
             found[key] = value
     found |= {key: np.array(raw[name]) for name, key in architecture.lists.items() if name in raw}
     if any(attends):
@@ -88,7 +93,8 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
         found[NORMED] = spec.family == architecture.normed
     if absorbed:
         found |= _latents(opened, architecture)
-    return {**found, **_scaling(rope), **architecture.fixed, **architecture.written}
+    found |= {**_scaling(rope), **architecture.fixed, **architecture.written}
+    return {key: float(value) if key in REALS else value for key, value in found.items()}
 
 
 def _latents(opened: ModelHeaders, architecture: Architecture) -> dict[str, Any]:
@@ -141,7 +147,7 @@ def _scaling(rope: Rope) -> dict[str, Any]:
     if not isinstance(scaling, LongRope):
         values.pop("attention_factor")
     found = {key: values[name] for name, key in ROPE_FIELDS.items() if values.get(name) is not None}
-    return {"rope.scaling.type": type(scaling).__name__.lower()} | found
+    return {"rope.scaling.type": type(scaling).__name__.lower().removesuffix("scaling")} | found
 
 
 def same(a: Any, b: Any) -> bool:

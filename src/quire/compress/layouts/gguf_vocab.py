@@ -6,6 +6,7 @@ text into words, and has no place for others.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Mapping
@@ -32,6 +33,8 @@ TEXTS = (
     "HelloWorld camelCase x2y", "def f(x):\n    return x**2  # ok", "\x01\x7f",
 )  # fmt: skip
 """Texts on which the ways to cut text differ."""
+NO_PIECE = -10000.0
+"""The score of what is no piece of text."""
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -47,29 +50,32 @@ def vocabulary(folder: Path, size: int, bos: int | None, ends: tuple[int, ...]) 
         raise ConfigError(f"{path} is missing: a GGUF file carries its vocabulary; save the tokenizer with the model")
     raw, tokenizer = read_json(path) if words is None else _made_of(words), Tokenizer.from_folder(folder)
     model = raw.get("model") or {}
-    if model.get("type") != "BPE":
-        raise _refused(path, f"is of type {model.get('type')}, only BPE can be written")
+    if model.get("type") not in ("BPE", "Unigram"):
+        raise _refused(path, f"is of type {model.get('type')}, only BPE and Unigram can be written")
     if tokenizer.vocab_size > size:
         raise _refused(path, f"has ids up to {tokenizer.vocab_size - 1}, the model has {size} rows")
     tokens, types = _tokens(raw, tokenizer, size)
-    texts = ({"unk_token": model["unk_token"]} if model.get("unk_token") else {}) | tokenizer.named
+    unknown = _unknown(model)
+    texts = ({"unk_token": unknown} if unknown else {}) | tokenizer.named
     named = {role: i for role, text in texts.items() if (i := tokenizer.token_to_id(text)) is not None}
     named |= {} if bos is None else {"bos_token": bos}
     named |= dict(zip(("eos_token", "eot_token", "eom_token"), ends, strict=False))
     bare, around = (tokenizer.encode(TEXTS[0], add_special_tokens=special) for special in (False, True))
     start = next((i for i in range(len(around)) if around[i : i + len(bare)] == bare), 0)
+    kind = "unigram" if model["type"] == "Unigram" else "bpe" if tokenizer.byte_level else "spm"
     vocab = Vocab(
-        kind="bpe" if tokenizer.byte_level else "spm",
+        kind=kind,
         pre="default",
         tokens=tokens,
         types=types,
-        scores=[0.0] * size if tokenizer.byte_level else _scores(model, tokens),
-        merges=_merges(model) if tokenizer.byte_level else [],
+        scores=[0.0] * size if kind == "bpe" else _scores(model, tokens),
+        merges=_merges(model) if kind == "bpe" else [],
         named=named,
         ends=ends,
         add_bos=start > 0,
         add_eos=len(around) > start + len(bare),
         add_space_prefix=False,
+        charsmap=_charsmap(raw.get("normalizer") or {}),
     )
     vocab = _fitting(vocab, raw, tokenizer, path)
     return _metadata(vocab) | _templates(folder)
@@ -90,7 +96,7 @@ def _refused(path: Path, reason: str) -> ConfigError:
 def _tokens(raw: Mapping[str, Any], tokenizer: Tokenizer, size: int) -> tuple[list[str], list[int]]:
     """Every token and its type; ids that have none are padding."""
     tokens, types = [f"[PAD{i}]" for i in range(size)], [UNUSED] * size
-    own, unknown = raw["model"].get("vocab") or {}, tokenizer.named.get("unk_token") or raw["model"].get("unk_token")
+    own, unknown = _own(raw["model"]), tokenizer.named.get("unk_token") or _unknown(raw["model"])
     added = {token.get("content") for token in raw.get("added_tokens") or ()}
     for token, i in tokenizer.table.items():
         tokens[i] = token
@@ -105,6 +111,26 @@ def _tokens(raw: Mapping[str, Any], tokenizer: Tokenizer, size: int) -> tuple[li
     return tokens, types
 
 
+def _own(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The vocabulary, with ids or with scores."""
+    own = model.get("vocab") or {}
+    return own if isinstance(own, dict) else dict(own)
+
+
+def _unknown(model: Mapping[str, Any]) -> str:
+    """The token of text that has none, "" where there is no such token."""
+    if model.get("unk_id") is not None:
+        return str(model["vocab"][model["unk_id"]][0])
+    return str(model.get("unk_token") or "")
+
+
+def _charsmap(normalizer: Mapping[str, Any]) -> bytes:
+    """What characters are replaced by, as SentencePiece compiles it."""
+    parts = normalizer.get("normalizers") or [normalizer]
+    found = next((part["precompiled_charsmap"] for part in parts if part.get("precompiled_charsmap")), "")
+    return base64.b64decode(found)
+
+
 def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Pairs of tokens; older files have them as one text with a space between."""
     found = []
@@ -115,7 +141,10 @@ def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _scores(model: Mapping[str, Any], tokens: list[str]) -> list[float]:
-    """SentencePiece's scores, of which tokenizer.json has the order alone: that in which pieces are made by merges."""
+    """SentencePiece's scores; of merges tokenizer.json has the order alone, that in which pieces are made by them."""
+    if model["type"] == "Unigram":
+        own = _own(model)
+        return [float(own.get(token, NO_PIECE)) for token in tokens]
     ranks: dict[str, int] = {}
     for left, right in _merges(model):
         ranks.setdefault(left + right, len(ranks) + 1)
@@ -129,7 +158,8 @@ def _fitting(vocab: Vocab, raw: Mapping[str, Any], tokenizer: Tokenizer, path: P
         whole = bool(raw["model"].get("ignore_merges"))
         changes = [{"pre": name} for name in _same_words(raw) if (name in WHOLE_WORDS) == whole]
     else:
-        changes = [{"add_space_prefix": True}, {"add_space_prefix": False}]
+        merged = (True, False) if vocab.kind == "unigram" else (False,)
+        changes = [{"add_space_prefix": put, "merge_spaces": one} for put in (True, False) for one in merged]
     for change in changes:
         fitting = Vocab(**{**vars(vocab), **change})
         backend, _ = build(fitting, path)
@@ -170,6 +200,9 @@ def _metadata(vocab: Vocab) -> dict[str, Any]:
         found["tokenizer.ggml.merges"] = [f"{left} {right}" for left, right in vocab.merges]
     else:
         found["tokenizer.ggml.scores"] = np.array(vocab.scores, "<f4")
+    if vocab.kind == "unigram":
+        found["tokenizer.ggml.remove_extra_whitespaces"] = vocab.merge_spaces
+        found |= {"tokenizer.ggml.precompiled_charsmap": np.frombuffer(vocab.charsmap, "u1")} if vocab.charsmap else {}
     return found | {f"tokenizer.ggml.{ROLES[role]}_token_id": i for role, i in vocab.named.items()}
 
 

@@ -15,8 +15,24 @@ from quire.model.disk.gguf_names import NAMES, READ_BELOW, REWRITES
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.spec import ModelSpec
 
-Further = Callable[[Mapping[str, Any], Callable[[str], bool]], dict[str, Any]]
-"""Fields of config.json by those that were read, and by whether the name of a tensor has a part in it."""
+
+@dataclass(frozen=True)
+class Held:
+    """The tensors of a file by name, [rows ..., columns] each."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def __call__(self, part: str) -> bool:
+        """Whether the name of a tensor has `part` in it."""
+        return any(part in name for name in self.shapes)
+
+    def rows(self, name: str) -> int:
+        """The rows of the tensor `name`, 0 without it."""
+        return self.shapes.get(name, (0,))[0]
+
+
+Further = Callable[[Mapping[str, Any], Held], dict[str, Any]]
+"""Fields of config.json by those that were read, and by the tensors."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +51,13 @@ class Architecture:
     `parted`: fused matrices of folders -> what is in their place, beside those of `PARTED`. `naked`: further roles
     whose one tensor has the name of the role alone. `shapes`: of vectors that files have as matrices. `sparse`: the
     name is that of models with experts, or of those without; None: of all. `latent`: attention reads latents. `scored`:
-    rows by the function by which experts are scored.
+    rows by the function by which experts are scored. `score`: that function, where it tells which name a model has.
 
-    `defaults`: fields of config.json where there is no key. `quotient`: the second field is `INNER` over the first.
-    `told`: flags of config.json, and what the names of tensors have in them where one is true (or one of several).
-    `normed`: the row for files that say `NORMED`. `rewrites`: those that go before all. `turns`: heads turn by
-    positions. `required`: roles that others may lack. `read_only`: files of it are not written.
+    `each`: fields whose key has a number for each layer -> the field of all of them, the first of which is that of the
+    field itself. `defaults`: fields of config.json where there is no key. `quotient`: the second field is `INNER` over
+    the first. `told`: flags of config.json, and what the names of tensors have in them where one is true (or one of
+    several). `normed`: the row for files that say `NORMED`. `rewrites`: those that go before all. `turns`: heads turn
+    by positions. `required`: roles that others may lack. `read_only`: files of it are not written.
     """
 
     model_type: str
@@ -72,12 +89,14 @@ class Architecture:
     sparse: bool | None = None
     latent: bool = False
     scored: Mapping[int, str] = field(default_factory=dict)
+    score: str = ""
     joined: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     further: Further | None = None
     also: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     lists: Mapping[str, str] = field(default_factory=dict)
     ragged: tuple[str, ...] = ()
+    each: Mapping[str, str] = field(default_factory=dict)
     tell: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     vectors: Mapping[str, str] = field(default_factory=dict)
     factors: Callable[[ModelSpec], Mapping[str, NDArray[np.float32]]] | None = None
@@ -93,7 +112,7 @@ class Architecture:
 
     def writes(self, spec: ModelSpec) -> bool:
         """Whether a model is written as such a file."""
-        kind = self.sparse in (None, any(spec.moe.sparse))
+        kind = self.sparse in (None, any(spec.moe.sparse)) and self.score in ("", spec.moe.routing.score)
         return spec.family in (*self.rows, *self.also) and kind and not self.read_only
 
     @property

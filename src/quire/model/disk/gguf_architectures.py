@@ -21,8 +21,9 @@ from quire.model.disk.gguf_hybrids import (
 from quire.model.disk.gguf_latents import LATENTS
 from quire.model.disk.gguf_mixtures import MIXTURES
 from quire.model.disk.gguf_names import GATING, SIGMOID, WINDOW
+from quire.model.disk.gguf_windowed import WINDOWED
 
-LIKE_LLAMA = ("internlm3", "ministral", "helium")
+LIKE_LLAMA = ("internlm3", "ministral", "helium", "aquila", "internlm", "iquestcoder")
 ARCHITECTURES = {
     "llama": Architecture(
         "llama", interleaved=True, extra=WINDOW[:1], windowed="mistral", mixture="mixtral", also=LIKE_LLAMA
@@ -52,5 +53,6 @@ ARCHITECTURES = {
     **READ,
     **MIXTURES,
     **LATENTS,
+    **WINDOWED,
     **ENCODERS,
 }

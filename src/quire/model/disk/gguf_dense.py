@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.model.disk.gguf_architecture import Architecture
-from quire.model.disk.gguf_names import MULTIPLIERS, WIDTH, WINDOW
+from quire.model.disk.gguf_names import LOG_MULTIPLIER, MULTIPLIERS, TEMPERATURE, WIDTH, WINDOW
 from quire.model.disk.renamed_tensors import Rewrite
 
 BIASED_QKV = (".attn_q.bias", ".attn_qkv.bias")
@@ -94,6 +94,21 @@ def turns_of_muse(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[st
     return {} if kinds is None else {"layer_rope_theta": [theta * (kind == "sliding_attention") for kind in kinds]}
 
 
+def growth_of_ministral3(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """How queries grow with their position; files that do not say are of Mistral Small 3, a Llama."""
+    if raw.get("temperature") is None:
+        return {"model_type": "llama"}
+    own = {"mscale": 1.0, "mscale_all_dim": raw.get("log_multiplier"), "llama_4_scaling_beta": raw["temperature"]}
+    return {"rope_scaling": {**(raw.get("rope_scaling") or {}), **own}}
+
+
+def temperature_of_ministral3(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The same as files call it."""
+    scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    named = {"temperature": "llama_4_scaling_beta", "log_multiplier": "mscale_all_dim"}
+    return {ours: float(scaling[theirs]) for ours, theirs in named.items() if scaling.get(theirs) is not None}
+
+
 DENSE: dict[str, Architecture] = {
     "granite": Architecture("granite", interleaved=True, fields=MULTIPLIERS),
     "granite_swa": Architecture(
@@ -106,7 +121,9 @@ DENSE: dict[str, Architecture] = {
         rewrites=(Rewrite(r"(blk\.\d+)\.ffn_up_shexp\.(\w+)", r"\1.ffn_{}_shexp.\2", parts=("gate", "up")),),
         further=thetas_of_granite,
         tell=turns_of_granite,
-        sparse=False,
+        mixture="granitemoe_swa",
+        names={"shared_gate_up": "ffn_up_shexp"},
+        parted={"shared_gate_up": ("shared_gate_up",)},
     ),
     "minicpm": Architecture(
         "granite",
@@ -121,7 +138,7 @@ DENSE: dict[str, Architecture] = {
     ),
     "cohere2": Architecture("cohere2", interleaved=True, extra=WINDOW, fields={"logit_scale": "logit_scale"}),
     "glm4": Architecture("glm4", interleaved=True, told={"attention_bias": BIASED_QKV}),
-    "chatglm": Architecture("glm", interleaved=True, told={"attention_bias": BIASED_QKV}),
+    "chatglm": Architecture("glm", interleaved=True, told={"attention_bias": BIASED_QKV}, also=("chatglm",)),
     "olmo": Architecture("olmo", interleaved=True, fields=CLIPPED, spelling=(("layer_norm_eps", "rms_norm_eps"),)),
     "olmo2": Architecture("olmo2", extra=WINDOW, windowed="olmo3"),
     "smollm3": Architecture("smollm3", interleaved=True),
@@ -139,7 +156,7 @@ DENSE: dict[str, Architecture] = {
         joined={"parallel_two_norms": {"attn_norm": "attn_norm_2", "mlp_norm": "attn_norm"}},
         further=norms_of_falcon,
     ),
-    "gpt2": Architecture("gpt2", spelling=EPSILON),
+    "gpt2": Architecture("gpt2", spelling=EPSILON, also=("gpt-sw3",)),
     "gptj": Architecture("gptj", interleaved=True, fields={"rotary_dim": "rope.dimension_count"}, spelling=EPSILON),
     "gptneox": Architecture(
         "gpt_neox",
@@ -197,11 +214,17 @@ DENSE: dict[str, Architecture] = {
     ),
     "bitnet": Architecture("bitnet", facts={"hidden_act": "silu"}),
     "hunyuan-dense": Architecture("hunyuan_v1_dense"),
+    "xverse": Architecture("xverse", interleaved=True),
+    "mistral3": Architecture(
+        "ministral3",
+        interleaved=True,
+        fields={"temperature": TEMPERATURE, "log_multiplier": LOG_MULTIPLIER},
+        further=growth_of_ministral3,
+        tell=temperature_of_ministral3,
+    ),
 }
 LLAMA = Architecture("llama", read_only=True)
 READ = {
-    "xverse": replace(LLAMA, interleaved=True),
-    "mistral3": replace(LLAMA, interleaved=True),
     "pangu-embedded": LLAMA,
     "qwen2vl": Architecture("qwen2", extra=(SECTIONS,), read_only=True),
     "qwen3vl": Architecture("qwen3", extra=(SECTIONS, "n_deepstack_layers"), read_only=True),

@@ -7,9 +7,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from quire.core.errors import ModelError
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_layers import without_heads
-from quire.model.disk.gguf_names import GATING, LATENT_LENGTHS, LOG_MULTIPLIER, NEXTN, SIGMOID, SOFTMAX
+from quire.model.disk.gguf_names import (
+    GATING,
+    LATENT_LENGTHS,
+    LOG_MULTIPLIER,
+    NEXTN,
+    SIGMOID,
+    SOFTMAX,
+    TEMPERATURE,
+    WIDTH,
+)
 from quire.model.mixers.latent import keys_from_latents, values_from_latents
 from quire.model.spec import ModelSpec
 
@@ -25,6 +35,20 @@ def taps_of(part: str, spec: ModelSpec) -> tuple[int, ...]:
     return 1, spec.delta.values if part == "v" else spec.delta.keys, 1, spec.delta.taps
 
 
+def dense_of_deepseek2(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """Files without experts are those of Youtu; those with a correction bias, whatever they say of scores, of V3."""
+    if not raw.get("num_experts"):
+        return {"model_type": "youtu"}
+    return {"model_type": "deepseek_v3"} if has(".exp_probs_b.") else {}
+
+
+def widths_of_deepseek2(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of experts that files without any need, too."""
+    if raw.get("num_experts"):
+        return {}
+    return {"moe_intermediate_size": raw[WIDTH], "n_shared_experts": 0, "num_dense_layers": raw["num_hidden_layers"]}
+
+
 DEEPSEEK2 = Architecture(
     "deepseek_v2",
     extra=(*LATENT_LENGTHS, LOG_MULTIPLIER, GATING, NEXTN),
@@ -38,7 +62,9 @@ DEEPSEEK2 = Architecture(
     latent=True,
     shapes=LATENT_SHAPES,
     scored={SOFTMAX: "deepseek_v2", SIGMOID: "deepseek_v3"},
-    also=("glm4_moe_lite",),
+    further=dense_of_deepseek2,
+    tell=widths_of_deepseek2,
+    also=("glm4_moe_lite", "kimi_k2", "youtu"),
 )
 """Files without the function are those of DeepSeek-V2, which are older."""
 KIMI_SHAPES: Mapping[str, Callable[[ModelSpec], tuple[int, ...]]] = {
@@ -89,6 +115,9 @@ INDEXED = replace(
     fixed={GATING: SIGMOID},
     fields={**DEEPSEEK2.fields, **INDEXERS},
     scored={},
+    further=None,
+    tell=None,
+    also=(),
 )
 
 
@@ -98,8 +127,40 @@ def indexers_of_glm(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[
     return {"indexer_types": ["full" if one else "shared" for one in own]}
 
 
+def growth_of_mistral4(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """How queries grow with their position, by multiples of the length before the context was extended."""
+    scaling, step = raw.get("rope_scaling") or {}, raw.get("temperature_length")
+    if step not in (None, scaling.get("original_max_position_embeddings")):
+        key = "attention.temperature_length"
+        raise ModelError(
+            f"{key} is {step!r:.40}, only rope.scaling.original_context_length is supported for this family"
+        )
+    own = {"llama_4_scaling_beta": raw["temperature"]} if raw.get("temperature") else {}
+    return {"rope_scaling": {**scaling, **own}}
+
+
+def temperatures_of_mistral4(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The same as files call it."""
+    scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    weight, step = scaling.get("llama_4_scaling_beta"), scaling.get("original_max_position_embeddings")
+    return {"temperature": float(weight), "temperature_length": step} if weight else {}
+
+
 LATENTS: dict[str, Architecture] = {
     "deepseek2": DEEPSEEK2,
+    "mistral4": replace(
+        DEEPSEEK2,
+        model_type="mistral4",
+        fields={
+            **DEEPSEEK2.fields,
+            "temperature": TEMPERATURE,
+            "temperature_length": "attention.temperature_length",
+        },
+        scored={},
+        also=(),
+        further=growth_of_mistral4,
+        tell=temperatures_of_mistral4,
+    ),
     "deepseek32": INDEXED,
     "glm-dsa": replace(
         INDEXED,

@@ -18,7 +18,7 @@ import numpy as np
 from quire.core.errors import ModelError
 from quire.gguf.file import CLIP, GgufFile
 from quire.gguf.vocab import end_ids, special_ids, vocab_size
-from quire.model.disk.gguf_architecture import Architecture
+from quire.model.disk.gguf_architecture import Architecture, Held
 from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.disk.gguf_layers import Layers
 from quire.model.disk.gguf_lists import ListedVectors
@@ -38,6 +38,7 @@ from quire.model.disk.gguf_names import (
     ROPE_TENSORS,
     WIDTH,
     WINDOW,
+    YARN_FACTOR,
 )
 from quire.model.disk.gguf_tensors import GgufTensors, open_files
 from quire.model.disk.hf_config import HfConfig
@@ -137,14 +138,18 @@ class GgufModel:
     def config(self) -> dict[str, Any]:
         """The metadata as fields of config.json, checked by whoever reads those."""
         architecture = self.architecture
-        own = (KV_HEADS, WIDTH) if architecture.kinds else architecture.ragged
+        own = (KV_HEADS, WIDTH) if architecture.kinds else (*architecture.ragged, *architecture.each)
         raw = nested({ours: self.get(key) for ours, key in self._fields.items() if ours not in own})
         raw["num_hidden_layers"] = self._own_layers(raw["num_hidden_layers"])
         raw |= {ours: value for ours, value in architecture.defaults.items() if raw.get(ours) is None}
         raw |= {**architecture.facts, **(self._by_layers(raw["num_hidden_layers"]) if architecture.kinds else {})}
         raw |= {name: self._each(self._fields[name]) for name in architecture.ragged}
+        for name, of_layers in architecture.each.items():
+            value = self._each(self._fields[name])
+            raw |= {name: value[0], of_layers: value} if isinstance(value, list) and value else {name: value}
+        held = Held({name: tensor.shape for name, tensor in self.tensors.headers.items()})
         for flag, parts in architecture.told.items():
-            raw[flag] = any(map(self._has, (parts,) if isinstance(parts, str) else parts))
+            raw[flag] = any(map(held, (parts,) if isinstance(parts, str) else parts))
         row = (raw["num_experts"] and architecture.mixture) or architecture.model_type
         row = architecture.scored.get(self.get(GATING), row)
         raw["model_type"] = architecture.normed if architecture.normed and self.get(NORMED) else row
@@ -167,7 +172,11 @@ class GgufModel:
         self._window(raw)
         self._rope(raw)
         raw |= {name: self._each(key) for name, key in architecture.lists.items()}
-        raw |= {} if architecture.further is None else architecture.further(raw, self._has)
+        if architecture.further is not None:
+            try:
+                raw |= architecture.further(raw, held)
+            except ModelError as error:
+                raise ModelError(f"{self.file.path}: {self.prefix}{error.message}") from None
         raw |= {name: raw[ours] for ours, name in architecture.spelling if raw.get(ours) is not None}
         kept = {"sliding_window"} | ({"q_lora_rank"} if architecture.latent else set())  # null says that there is none
         return {name: value for name, value in raw.items() if value is not None or name in kept}
@@ -200,10 +209,6 @@ class GgufModel:
             kinds = ["linear_attention" if recurrent else "full_attention" for recurrent in layers]
             raw["layer_types"] = kinds[: raw["num_hidden_layers"]]
 
-    def _has(self, part: str) -> bool:
-        """Whether the name of a tensor has `part` in it."""
-        return any(part in name for name in self.tensors.headers)
-
     def _by_layers(self, layers: Any) -> dict[str, Any]:
         """Heads of keys and values, the width of MLPs, and what each of the `layers` is."""
         found: dict[str, list[int]] = {}
@@ -228,7 +233,7 @@ class GgufModel:
         hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         size = config.integer("head_dim", hidden // heads)
         value_size = self.get("attention.value_length")
-        if value_size not in (None, size):
+        if value_size not in (None, size) and "v_head_dim" not in self.architecture.fields:
             raise self.file.fail(self.prefix + "attention.value_length", f"is {value_size}, needs that of keys, {size}")
         raw["head_dim"] = size
         turned = self.get("rope.dimension_count") if self.architecture.turns else None
@@ -270,7 +275,9 @@ class GgufModel:
         raw["model_type"] = self.architecture.windowed or raw["model_type"]
         raw["rope_local_base_freq"] = self.get(WINDOW[2])
         if isinstance(pattern, np.ndarray):
-            raw["layer_types"] = ["sliding_attention" if on else "full_attention" for on in pattern]
+            kinds = ["sliding_attention" if on else "full_attention" for on in pattern]
+            layers = raw["num_hidden_layers"]
+            raw["layer_types"] = kinds[:layers] if type(layers) is int else kinds
         elif pattern is not None:
             raw["sliding_window_pattern"] = pattern
 
@@ -278,6 +285,7 @@ class GgufModel:
         """`rope_scaling` from the metadata and from tensors of factors."""
         kind = self.get("rope.scaling.type")
         fields = {ours: v for ours, key in ROPE_FIELDS.items() if (v := self.get(key)) is not None}
+        fields |= {} if (factor := self.get(YARN_FACTOR)) is None else {"attention_factor": factor}
         factors = {name: self.tensors.row(name) for name in ROPE_TENSORS if name in self.tensors.headers}
         if factors:
             if kind not in (None, "none", "longrope"):

@@ -50,6 +50,7 @@ NAMES = {
     "conv_out": "shortconv.out_proj",
     "q_gate": "attn_q",
     "attn_gate": "attn_gate",
+    "head_gate": "attn_gate",
     "delta_qkv": "attn_qkv",
     "delta_z": "attn_gate",
     "delta_qkvz": "ssm_in",
@@ -162,6 +163,8 @@ LATENT_LENGTHS = ("attention.key_length_mla", "attention.value_length_mla")
 """Numbers of a head's key and value where the other keys say those of latents."""
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 """A tenth of `mscale_all_dim`."""
+TEMPERATURE = "attention.temperature_scale"
+"""By how much queries grow with the logarithm of how often a length has passed."""
 GATING = "expert_gating_func"
 """The function by which experts are scored."""
 SOFTMAX, SIGMOID = 1, 2
@@ -174,6 +177,12 @@ MULTIPLIERS = {
     "logits_scaling": "logit_scale",
 }
 """Fields of what is multiplied in a Granite."""
+REALS = frozenset({
+    *MULTIPLIERS.values(), "attention.clamp_kqv", "attention.max_alibi_bias", "attention.value_scale", TEMPERATURE,
+    "attn_logit_softcapping", "final_logit_softcapping", "expert_weights_scale", "rope.freq_base",
+    "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "rope.scaling.factor", LOG_MULTIPLIER,
+})  # fmt: skip
+"""Keys of numbers that are real, which llama.cpp reads as nothing else; config.json may have them as whole numbers."""
 ONE_BELOW_OTHER = tuple(f".{NAMES[role]}.weight" for role in ("k_b", "v_b", "delta_conv_q", "delta_conv_k",
                                                               "delta_conv_v"))  # fmt: skip
 """Matrices with further axes, of heads or of one: all rows lie below each other."""
@@ -186,10 +195,12 @@ ROPE_FIELDS = {
     "beta_fast": "rope.scaling.yarn_beta_fast",
     "beta_slow": "rope.scaling.yarn_beta_slow",
 }
+YARN_FACTOR = "rope.scaling.yarn_attn_factor"
+"""What newer files call the factor of cosines."""
 WINDOW = ("attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa")
 READ_BELOW = frozenset({
     "vocab_size", "attention.value_length", "rope.dimension_count", "rope.scaling.type", "attention.causal",
-    "rope.scaling.finetuned", "tensor_data_layout", *FIELDS.values(), *ROPE_FIELDS.values(),
+    "rope.scaling.finetuned", YARN_FACTOR, "tensor_data_layout", *FIELDS.values(), *ROPE_FIELDS.values(),
 })  # fmt: skip
 """Keys that are read for every architecture, or change nothing; any other may be a feature that is not here."""
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")

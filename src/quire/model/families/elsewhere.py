@@ -22,6 +22,7 @@ _DOTS = "latents whose sizes differ by layer, windows of latents, and a norm of 
 _STREAMS = "several streams that layers mix by weights that they compute (hyper-connections)"
 _QWEN4 = "blocks of keys chosen for groups of heads, gated residuals and embeddings of n-grams"
 LACKS: Mapping[str, str] = {
+    "arctic": "experts beside the MLP that read what attention reads",
     "arwkv7": "shifts of tokens and a recurrence with decays of channels",
     "diffllama": "attention that takes one softmax from another",
     "doge": "a mask of keys that each layer computes, and experts chosen by products of keys",
@@ -50,6 +51,17 @@ LACKS: Mapping[str, str] = {
     "zaya": "convolutions of queries and keys, and routers that read those of the layer before",
 }
 """Model types and architectures -> what a row of theirs would need that no family of the table has."""
+DRAFTS = "it drafts for another model, and of those only folders are read"
+DIFFUSES = "it fills in text from all sides at once, by diffusion, and here text is made from left to right"
+SPEAKS = "it makes sound, which nothing here does"
+VECTORS = "it makes vectors or is an encoder, and of those no GGUF file is read; give the original folder"
+UNTOLD: dict[str, str] = {
+    **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), DRAFTS),
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), DIFFUSES),
+    **dict.fromkeys(("pockettts", "qwen3tts", "wavtokenizer-dec"), SPEAKS),
+    "llama-embed": VECTORS,
+}
+"""Architecture -> why it is not read, where its name and its folders do not tell."""
 
 FOLDERS = {
     "bailingmoe2": ("bailing_moe_v2",),
@@ -128,8 +140,10 @@ def why_no_gguf(architecture: str) -> str:
     known = architectures().get(architecture)
     if known is None:
         return ""
+    if architecture in UNTOLD:
+        return UNTOLD[architecture]
     if known.encoder:
-        return "it makes vectors or is an encoder, and of those no GGUF file is read; give the original folder"
+        return VECTORS
     plain = architecture.replace("-", "").replace("_", "")
     same = (*known.types, *FOLDERS.get(architecture, ()))
     folders = [name for name in HERE if name in same or name.replace("_", "") == plain]
@@ -142,4 +156,4 @@ def why_no_gguf(architecture: str) -> str:
         )
     reasons = [f"{name}: {why}" for name in known.types if (why := why_no_row(name))]
     lacks = f"; a row lacks {LACKS[architecture]}" if architecture in LACKS else ""
-    return reasons[0] if reasons else f"no row is for its family, and transformers has no code for it{lacks}"
+    return reasons[0] if reasons else f"no row is for its family{lacks}"

@@ -16,7 +16,6 @@ from quire.model.families.mixtures import (
     SHARED,
     SHARED_EXPERT,
     deepseek_v3,
-    grouped_moe,
     layers_ahead,
     sigmoid_experts,
 )
@@ -143,70 +142,6 @@ def axk1(config: HfConfig) -> Family:
         rewrites=(Rewrite(r"(.*\.)mlp\.(post_mlp_layernorm\.weight)", r"\1\2"), *family.rewrites),
         skipped=(*family.skipped, *(f"model.layers.{i}.post_mlp_layernorm." for i in dense)),
         mtp=None,
-    )
-
-
-def deepseek_v1(config: HfConfig) -> Family:
-    """Plain attention, softmax scores, shared experts (DeepSeek-AI 2024, "DeepSeekMoE"), as its published code."""
-    if config.text("scoring_func", "softmax") != "softmax" or config.integer("moe_layer_freq", 1) != 1:
-        raise config.fail("scoring_func", "and moe_layer_freq: only softmax and 1 are supported")
-    return Family(
-        without(LLAMA, "q_norm", "k_norm") | EXPERTS | SHARED,
-        {
-            "max_position_embeddings": 2048,
-            "n_routed_experts": 64,
-            "n_shared_experts": 2,
-            "num_experts_per_tok": 6,
-            "moe_intermediate_size": 1407,
-            "norm_topk_prob": False,
-        },
-        {"moe": lambda c, n: grouped_moe(c, n, "softmax", c.flag("norm_topk_prob"), 1, limited=False)},
-        flags={"attention_bias": BIAS_FLAGS["attention_bias"]},
-        spelling=ROUTED,
-        rewrites=STACKED,
-    )
-
-
-BAILING = without(LLAMA, "q", "k", "v") | EXPERTS | SHARED | {
-    "embed": "model.word_embeddings",
-    "qkv": "attention.query_key_value",
-    "q_norm": "attention.query_layernorm",
-    "k_norm": "attention.key_layernorm",
-    "o": "attention.dense",
-    "router_bias": CORRECTED["router_bias"],
-}  # fmt: skip
-
-
-def bailing(config: HfConfig) -> Family:
-    """Ling and Ring, by their published code. The second generation, some of whose files have the first's model type,
-    has sigmoid scores, a correction bias and norms of queries and keys."""
-    second = (
-        config.text("model_type") == "bailing_moe_v2"
-        or "BailingMoeV2ForCausalLM" in config.texts("architectures")
-        or config.text("score_function", "softmax") == "sigmoid"
-    )
-    for field in ("norm_head", "norm_softmax", "multi_gate"):
-        if config.flag(field, False):
-            raise config.fail(field, "true is not supported")
-    norms = ("q_norm", "k_norm", "router_bias")
-    return Family(
-        BAILING if second else without(BAILING, *norms),
-        {
-            "num_experts_per_tok": 8,
-            "num_shared_experts": 0,
-            "norm_topk_prob": True,
-            "first_k_dense_replace": 0,
-            "max_position_embeddings": 32768,
-            "rope_theta": 6e5,
-        },
-        {"moe": sigmoid_experts(True)}
-        if second
-        else {"moe": lambda c, n: grouped_moe(c, n, "softmax", c.flag("norm_topk_prob"), 1, limited=False)},
-        norms if second else (),
-        {"use_qkv_bias": ("qkv.bias",), "use_bias": ("o.bias",)},
-        spelling=(("n_shared_experts", "num_shared_experts"),),
-        rewrites=(corrections_called("mlp.gate.expert_bias"), *STACKED),
-        skipped=layers_ahead(config),
     )
 
 
@@ -349,9 +284,6 @@ NEWER_MIXTURES: Mapping[str, Family | Callable[[HfConfig], Family]] = {
     ),
     "axk1": axk1,
     "kimi_k2": deepseek_v3,
-    "deepseek": deepseek_v1,
-    "bailing_moe": bailing,
-    "bailing_moe_v2": bailing,
     "flint": Family(
         LLAMA | EXPERTS | without(SHARED_EXPERT, "shared_switch") | {"sinks": "self_attn.sinks"},
         {

@@ -39,6 +39,7 @@ from quire.model.families.newer_dense import NEWER_DENSE
 from quire.model.families.newer_mixtures import NEWER_MIXTURES
 from quire.model.families.older_dense import OLDER_DENSE
 from quire.model.families.published import PUBLISHED
+from quire.model.families.published_mixtures import PUBLISHED_MIXTURES
 from quire.model.families.readers import (
     alibi_slopes,
     alternating,
@@ -324,6 +325,7 @@ FAMILIES: dict[str, Row] = {
     **GATED_AND_WINDOWED,
     **SPARSE,
     **NEWER_MIXTURES,
+    **PUBLISHED_MIXTURES,
     **STACKED_MIXTURES,
     **HYBRIDS,
     **DELTA_HYBRIDS,
