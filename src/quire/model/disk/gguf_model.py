@@ -172,11 +172,7 @@ class GgufModel:
         self._window(raw)
         self._rope(raw)
         raw |= {name: self._each(key) for name, key in architecture.lists.items()}
-        if architecture.further is not None:
-            try:
-                raw |= architecture.further(raw, held)
-            except ModelError as error:
-                raise ModelError(f"{self.file.path}: {self.prefix}{error.message}") from None
+        raw |= further_of(architecture, raw, held, f"{self.file.path}: {self.prefix}")
         raw |= {name: raw[ours] for ours, name in architecture.spelling if raw.get(ours) is not None}
         kept = {"sliding_window"} | ({"q_lora_rank"} if architecture.latent else set())  # null says that there is none
         return {name: value for name, value in raw.items() if value is not None or name in kept}
@@ -305,6 +301,16 @@ class GgufModel:
             scaled = raw.pop("rope_scaling", {})
             whole = {"rope_theta": raw["rope_theta"], **scaled}
             raw["rope_parameters"] = {"full_attention": whole, "sliding_attention": {"rope_theta": local}}
+
+
+def further_of(architecture: Architecture, raw: Mapping[str, Any], held: Held, where: str) -> dict[str, Any]:
+    """Fields by those that were read and by the tensors; `where` goes before the key that an error names."""
+    if architecture.further is None:
+        return {}
+    try:
+        return architecture.further(raw, held)
+    except ModelError as error:
+        raise ModelError(f"{where}{error.message}") from None
 
 
 def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
