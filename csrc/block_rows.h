@@ -1,16 +1,18 @@
 // How rows are packed sixteen beside each other: those of numbers and codes (pack.cpp), and those of a file in ggml's block formats
-// (pack_blocks.cpp, pack_blocks32.cpp).
+// (pack_blocks.cpp, pack_blocks32.cpp), of which single rows are taken as numbers, too.
 //
 // Four rows go together. Their bytes are transposed, so that a vector holds the same four bytes of each; taking codes apart and
 // putting them together are then operations on whole vectors.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
 
 #include "facts.h"
 #include "pool.h"
+#include "table_rows.h"
 
 namespace quire {
 
@@ -69,6 +71,32 @@ bool for_each_block(const BlockRows& from, const Pack& pack) {
         }
     });
     return good.load();
+}
+
+// A table of tokens that lies in a file: `vocabulary` rows of blocks, `stride` bytes apart; `first` as of row_of_token. `numbers`: those
+// that 4-bit codes stand for, or null.
+struct BlockTable {
+    const uint8_t* data;
+    int64_t vocabulary, k, stride, first;
+    const int16_t* numbers;
+};
+
+// decode(to, block) for the blocks of kColumns columns, kBytes each, of the row of each token: out [rows, k].
+template <int64_t kColumns, int64_t kBytes, class Decode>
+void rows_of_table(float* out, const int32_t* tokens, int64_t rows, const BlockTable& table, const Decode& decode) {
+    for (int64_t r = 0; r < rows; ++r) row_of_token(tokens[r], table.first, table.vocabulary);
+    parallel_ranges(rows, 4 * table.k, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            const int64_t row = row_of_token(tokens[r], table.first, table.vocabulary);
+            float* to = out + r * table.k;
+            if (row < 0) {
+                std::fill_n(to, table.k, -0.0f);
+                continue;
+            }
+            const uint8_t* block = table.data + row * table.stride;
+            for (int64_t i = 0; i < table.k; i += kColumns, block += kBytes) decode(to + i, block);
+        }
+    });
 }
 
 }  // namespace quire

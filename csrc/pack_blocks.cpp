@@ -1,4 +1,5 @@
-// Rows of a file in ggml's block formats straight into super-blocks (super_blocks.h): every byte is read once and written once.
+// Rows of a file in ggml's block formats straight into super-blocks (super_blocks.h): every byte is read once and written once. Rows
+// of tables of tokens, which stay in the file, become numbers when they are asked for.
 // What the bytes mean is defined in quant/gguf_decode.py, to whose numbers these are equal to the bit.
 #include <array>
 #include <cstdint>
@@ -181,14 +182,54 @@ bool pack_format(const Target& out, const BlockRows& from) {
     });
 }
 
+template <class Format>
+void decode_block(float* to, const uint8_t* block, const int16_t* numbers) {
+    constexpr SuperForm kOf = super_form(Format::kKind);
+    const uint8_t* same[kTogether] = {block, block, block, block};
+    Words q[Format::kWords];
+    transpose_words<Format::kWords>(q, same, Format::kFirst);
+    const Multiples multiples = Format::multiples(block);
+    const float unit = of_f16(load<uint16_t>(block + Format::kUnit));
+    float scales[kOf.groups()], mins[kOf.groups()];
+    for (int64_t g = 0; g < kOf.groups(); ++g) {
+        const uint8_t multiple = multiples[static_cast<size_t>(g)];
+        scales[g] = unit * static_cast<float>(kOf.paired ? multiple & 15 : static_cast<int8_t>(multiple));
+        if constexpr (kOf.mins) {
+            const int least = kOf.paired ? multiple >> 4 : multiples[static_cast<size_t>(kOf.groups() + g)];
+            mins[g] = -(of_f16(load<uint16_t>(block + Format::kMinUnit)) * static_cast<float>(least));
+        }
+    }
+    for (int c = 0; c < 8; ++c)
+        for (int w = 0; w < 8; ++w) {
+            const uint32_t four = Format::code(q, c, w)[0];
+            for (int i = 0; i < 4; ++i) {
+                const int column = 32 * c + 4 * w + i, code = static_cast<int>(four >> (8 * i) & 255u);
+                const int64_t g = column / kOf.group;
+                float x;
+                if constexpr (kOf.table) x = static_cast<float>(numbers[code]) * scales[g];
+                else x = static_cast<float>(code - kOf.offset) * scales[g];
+                if constexpr (kOf.mins) x += mins[g];
+                to[column] = x;
+            }
+        }
+}
+
+template <class Format>
+void look_up_format(float* out, const int32_t* tokens, int64_t rows, const BlockTable& table) {
+    rows_of_table<kSuperColumns, Format::kBytes>(out, tokens, rows, table, [&](float* to, const uint8_t* block) {
+        decode_block<Format>(to, block, table.numbers);
+    });
+}
+
 struct PackFormat {
     Kind kind;
     bool (*pack)(const Target& out, const BlockRows& from);
+    void (*look_up)(float* out, const int32_t* tokens, int64_t rows, const BlockTable& table);
     int64_t bytes;  // of a block
 };
 
 template <class Format>
-constexpr PackFormat format() { return {Format::kKind, &pack_format<Format>, Format::kBytes}; }
+constexpr PackFormat format() { return {Format::kKind, &pack_format<Format>, &look_up_format<Format>, Format::kBytes}; }
 
 constexpr PackFormat kFormats[] = {format<Q2K>(), format<Q3K>(), format<Q4K>(), format<Q5K>(), format<Q6K>(), format<IQ4XS>()};
 
@@ -211,7 +252,17 @@ void pack_blocks(uint8_t* out, uint16_t* units, Optional<uint16_t> min_units, in
     *bad = !format.pack({out, units, min_units.ptr}, {data, order.ptr, n, k, stride});
 }
 
-const OpEntry kOps[] = {op_entry<&pack_blocks>("pack_blocks")};
+// out [rows, k] f32: rows of a table of `vocabulary` rows of k / 256 blocks, `stride` bytes apart; `kind` as of pack_blocks, `first` as of
+// row_of_token. `numbers` [16]: those that codes stand for, where they stand for any.
+void embedding_blocks(float* out, const int32_t* tokens, const uint8_t* table, int64_t rows, int64_t k, int64_t vocabulary, int64_t stride,
+                      int64_t kind, Optional<const int16_t> numbers, int64_t first) {
+    const PackFormat& format = format_of(kind);
+    if (k < 1 || k % kSuperColumns || stride < k / kSuperColumns * format.bytes) fail("embedding_blocks: rows are no whole blocks");
+    if ((kKindFacts[kind].table == Has::kMust) != (numbers.ptr != nullptr)) fail("embedding_blocks: numbers of codes are not what the kind has");
+    format.look_up(out, tokens, rows, {table, vocabulary, k, stride, first, numbers.ptr});
+}
+
+const OpEntry kOps[] = {op_entry<&pack_blocks>("pack_blocks"), op_entry<&embedding_blocks>("embedding_blocks")};
 const Register kRegister(kOps);
 
 }  // namespace

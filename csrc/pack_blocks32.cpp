@@ -1,5 +1,7 @@
-// Rows of a file in ggml's formats of blocks of 32 numbers straight into integers of 4 or 8 bits in the layouts of pack.cpp.
+// Rows of a file in ggml's formats of blocks of 32 numbers straight into integers of 4 or 8 bits in the layouts of pack.cpp. Rows of
+// tables of tokens, which stay in the file, become numbers when they are asked for.
 // What the bytes mean is defined in quant/gguf_decode.py, to whose numbers these are equal to the bit.
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -35,9 +37,12 @@ void with_fifths(Words* w, const uint8_t* const* rows, int64_t high, int64_t at)
 
 bool is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
 bool is_finite(uint32_t) { return true; }  // a power of two
+float number_of(uint16_t half) { return of_f16(half); }
+float number_of(uint32_t bits) { return std::bit_cast<float>(bits); }
 
 // Each format: `kBytes` of a block; `kBits` of a code; `kMin`, where its float16 minimum lies (-1: none); `kFill`, a word of codes that
-// stand for zero. `codes` gives the eight words of 32 columns of four rows, four codes each, with the offset of the packed layout.
+// stand for zero; `kTable`: codes stand for numbers of a table. `codes` gives the eight words of 32 columns of four rows, four codes
+// each, with the offset of the packed layout.
 
 struct Halves {
     static uint16_t scale(const uint8_t* block) { return load<uint16_t>(block); }
@@ -45,18 +50,21 @@ struct Halves {
 
 struct Q40 : Halves {
     static constexpr int kBytes = 18, kBits = 4, kMin = -1;
+    static constexpr bool kTable = false;
     static constexpr uint32_t kFill = 0x88888888u;
     static void codes(Words* w, const uint8_t* const* rows) { nibbles(w, rows, 2); }
 };
 
 struct Q41 : Halves {
     static constexpr int kBytes = 20, kBits = 4, kMin = 2;
+    static constexpr bool kTable = false;
     static constexpr uint32_t kFill = 0;
     static void codes(Words* w, const uint8_t* const* rows) { nibbles(w, rows, 4); }
 };
 
 struct Q50 : Halves {
     static constexpr int kBytes = 22, kBits = 8, kMin = -1;
+    static constexpr bool kTable = false;
     static constexpr uint32_t kFill = 0x80808080u;
     static void codes(Words* w, const uint8_t* const* rows) {
         with_fifths(w, rows, 2, 6);
@@ -66,6 +74,7 @@ struct Q50 : Halves {
 
 struct Q51 : Halves {
     static constexpr int kBytes = 24, kBits = 8, kMin = 2;
+    static constexpr bool kTable = false;
     static constexpr uint32_t kFill = 0x80808080u;
     static void codes(Words* w, const uint8_t* const* rows) {
         with_fifths(w, rows, 4, 8);
@@ -75,6 +84,7 @@ struct Q51 : Halves {
 
 struct Q80 : Halves {
     static constexpr int kBytes = 34, kBits = 8, kMin = -1;
+    static constexpr bool kTable = false;
     static constexpr uint32_t kFill = 0x80808080u;
     static void codes(Words* w, const uint8_t* const* rows) {
         transpose_words<8>(w, rows, 2);
@@ -83,11 +93,13 @@ struct Q80 : Halves {
 };
 
 struct IQ4NL : Q40 {
+    static constexpr bool kTable = true;
     static constexpr uint32_t kFill = 0;
 };
 
 struct MXFP4 {
     static constexpr int kBytes = 17, kBits = 4, kMin = -1;
+    static constexpr bool kTable = true;
     static constexpr uint32_t kFill = 0;
     // 2^(e - 128) as a float32: subnormal for 0 and 1.
     static uint32_t scale(const uint8_t* block) { return *block < 2 ? 0x00200000u << *block : (*block - 1u) << 23; }
@@ -133,15 +145,32 @@ bool pack_format(const Target& out, const BlockRows& from) {
     });
 }
 
+template <class Format>
+void look_up_format(float* out, const int32_t* tokens, int64_t rows, const BlockTable& table) {
+    rows_of_table<kColumns, Format::kBytes>(out, tokens, rows, table, [&](float* to, const uint8_t* block) {
+        const uint8_t* same[kTogether] = {block, block, block, block};
+        Words w[8];
+        Format::codes(w, same);
+        const float scale = number_of(Format::scale(block));
+        for (int i = 0; i < kColumns; ++i) {
+            const int code = static_cast<int>(w[i / 4][0] >> (i % 4 * 8) & 255u);
+            if constexpr (Format::kTable) to[i] = static_cast<float>(table.numbers[code]) * scale;
+            else to[i] = static_cast<float>(code - static_cast<int>(Format::kFill & (Format::kBits == 4 ? 15u : 255u))) * scale;
+            if constexpr (Format::kMin >= 0) to[i] += of_f16(load<uint16_t>(block + Format::kMin));
+        }
+    });
+}
+
 struct Row {
     bool (*pack)(const Target&, const BlockRows&);
+    void (*look_up)(float*, const int32_t*, int64_t, const BlockTable&);
     int bytes;
-    bool mins;
+    bool mins, table;
 };
 
 template <class Format>
 constexpr Row row_of() {
-    return {pack_format<Format>, Format::kBytes, Format::kMin >= 0};
+    return {pack_format<Format>, look_up_format<Format>, Format::kBytes, Format::kMin >= 0, Format::kTable};
 }
 
 constexpr Row kRows[] = {row_of<Q40>(), row_of<Q41>(), row_of<Q50>(), row_of<Q51>(), row_of<Q80>(), row_of<IQ4NL>(), row_of<MXFP4>()};
@@ -159,7 +188,16 @@ void pack_blocks32(uint8_t* out, uint8_t* scales, Optional<uint16_t> mins, int64
     *bad = !kRows[form].pack({out, scales, mins.ptr}, {data, order.ptr, n, k, stride});
 }
 
-const OpEntry kOps[] = {op_entry<&pack_blocks32>("pack_blocks32")};
+// As embedding_blocks (pack_blocks.cpp), in blocks of 32; `form` as of pack_blocks32.
+void embedding_blocks32(float* out, const int32_t* tokens, const uint8_t* table, int64_t rows, int64_t k, int64_t vocabulary, int64_t stride,
+                        int64_t form, Optional<const int16_t> numbers, int64_t first) {
+    constexpr int64_t kCount = sizeof(kRows) / sizeof(kRows[0]);
+    if (form < 0 || form >= kCount || kRows[form].table != (numbers.ptr != nullptr)) fail("embedding_blocks32: unknown form");
+    if (k < 1 || k % kColumns || stride < k / kColumns * kRows[form].bytes) fail("embedding_blocks32: rows are no whole blocks");
+    kRows[form].look_up(out, tokens, rows, {table, vocabulary, k, stride, first, numbers.ptr});
+}
+
+const OpEntry kOps[] = {op_entry<&pack_blocks32>("pack_blocks32"), op_entry<&embedding_blocks32>("embedding_blocks32")};
 const Register kRegister(kOps);
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "math.h"
+#include "table_rows.h"
 
 namespace quire::QUIRE_UNIT {
 namespace {
@@ -17,14 +18,6 @@ QUIRE_INLINE void norm_row(float* out, const float* x, const float* weight, int6
     for_lanes(d, [&](int64_t i, int n) {
         store_lanes(out + i, mul(mul(load_lanes(x + i, n), s), load_lanes(weight + i, n)), n);
     });
-}
-
-// The row of a table of `rows` that a token has, or -1: another table has it. `first`: of the table's tokens, or -1: it has all.
-inline int64_t row_of_token(int64_t token, int64_t first, int64_t rows) {
-    const int64_t row = token - std::max<int64_t>(first, 0);
-    const bool here = row >= 0 && row < rows;
-    if (!here && (first < 0 || token < 0)) fail("embedding: a token id lies outside the table");
-    return here ? row : -1;
 }
 
 // Numbers at .. at + n of a table, n up to 16.

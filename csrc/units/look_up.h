@@ -5,17 +5,12 @@
 
 #include "lanes.h"
 #include "linear_call.h"
+#include "table_rows.h"
 
 namespace quire::QUIRE_UNIT {
 namespace {
 
 QUIRE_INLINE float of_bf16(uint32_t half) { return std::bit_cast<float>(half << 16); }
-
-QUIRE_INLINE float of_f16(uint32_t half) {
-    const uint32_t sign = (half & 0x8000u) << 16, rest = half & 0x7fffu;
-    const float size = rest < 0x7c00u ? std::bit_cast<float>(rest << 13) * 0x1p112f : std::bit_cast<float>(rest << 13 | 0x7f800000u);
-    return std::bit_cast<float>(std::bit_cast<uint32_t>(size) | sign);
-}
 
 QUIRE_INLINE float of_e4m3(uint32_t byte) {
     const uint32_t exponent = byte >> 3 & 15u, digits = byte & 7u;

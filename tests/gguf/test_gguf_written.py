@@ -71,8 +71,8 @@ def test_written_files_answer_as_transformers_does(name: str, tmp_path: Path) ->
 
 def assert_rows_lie_as_converted(name: str, oracle: PreTrainedModel, path: Path) -> None:
     """Rows of queries and keys take turns in a file where the converter makes them do so."""
-    arch, config = name.split()[0], oracle.config
-    heads = {"q": getattr(config, "num_attention_heads", 0), "k": getattr(config, "num_key_value_heads", 0)}
+    arch, config = name.split()[0], oracle.config.to_dict()
+    heads = {"q": config.get("num_attention_heads", 0), "k": config.get("num_key_value_heads", 0)}
     tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
     for matrix, count in heads.items():
         theirs = oracle.state_dict().get(f"model.layers.1.self_attn.{matrix}_proj.weight")

@@ -67,7 +67,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_gguf(folder / f"{name}.F32.gguf", kind, **WIDE | facts)
             continue
         write_released(folder / name, name, **WIDE)
-        vocab = {str(i): i for i in range(WIDE["vocab_size"])}  # the converter counts the entries of Gemma 3's
+        vocab = {
+            str(i): i for i in range((WIDE | facts)["vocab_size"])
+        }  # the converter counts the entries of Gemma 3's
         (folder / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": []}))
         commands.append(json.dumps({"folder": str(folder / name), "out": str(folder / f"{name}.F32.gguf")}))
     sources = next(Path(ENVIRONMENT).glob("sources/*/vendor/llama.cpp"))
@@ -124,9 +126,10 @@ def test_numbers_are_those_that_ggml_takes_out_of_blocks(name: str) -> None:
     assert np.array_equal(weight.dequantize().numpy(), want)
 
 
-OTHERWISE = ("falcon-h1", "nemotron_h_moe", "gpt-oss")
+OTHERWISE = ("falcon-h1", "nemotron_h_moe", "gpt-oss", "gemma4 experts")
 """Models whose multipliers are written into other matrices, whose queries and keys lie in another order that none of
-their products tells, and one whose YaRN of transformers' default no key says."""
+their products tells, one whose YaRN of transformers' default no key says, and one whose gate and up of experts are
+written apart."""
 
 
 @pytest.mark.parametrize("model", [name for name in MODELS if name not in (*MADE, *OTHERWISE)])

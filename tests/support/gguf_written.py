@@ -12,6 +12,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from family_tensors import RELATIVES, grouped_qkv, packed_qkv, rewrite, write_relative
+from gemma_variants import GEMMAS
 from gguf_families import FALCON, GLM, GRANITE, KIMI, LATENTS, MULTIPLIED
 from gguf_newer import NEWER
 from gguf_writing import SHAPE, VOCAB, add_tokenizer, byte_level
@@ -95,8 +96,14 @@ WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
     "granitehybrid": ("granitemoehybrid", GRANITE | {
         "num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 48}),
 }  # fmt: skip
-"""What a name begins with is the architecture."""
+OF_GGUF = {"vocab_size_per_layer_input": VOCAB, "laurel_rank": 64}
+"""What the format has no key for, where tiny Gemmas have another number: rows of a table, the size of a space."""
 WRITTEN |= NEWER
+WRITTEN |= {
+    name.replace("_", " ", 1): (kind, facts | {fact: value for fact, value in OF_GGUF.items() if fact in facts})
+    for name, (kind, facts) in GEMMAS.items()
+}
+"""What a name begins with is the architecture."""
 CHANGED = {"deepseek": {"norm_topk_prob": False}}
 """Fields of config.json that make another model of what transformers computes, which alone the format can hold."""
 RENAMED = {"internlm2": grouped_qkv, "baichuan": packed_qkv}
@@ -124,7 +131,9 @@ MULTIPLIED_IN = ("falcon-h1",)
 LATER = ("laguna", "minimax-m3", "granite_swa", "hy_v3", "mellum", "cohere2moe", "deepseek32")
 LATER_KEYS = ("attention.value_scale", "attention.indexer.types", "attention.rope_pattern")
 """Architectures and keys that llama.cpp's sources have, and the gguf package of the development extra has not yet."""
-NOT_OF_THE_MAP = (".ffn_gate_up_exps", ".attn_qkv.", ".attn_kv_b.")
+LATER_NAMES = {"gemma4": {"blk.{bid}.ffn_gate_exps", "blk.{bid}.ffn_up_exps"}}
+"""Names of tensors of an architecture, likewise."""
+NOT_OF_THE_MAP = (".attn_qkv.", ".attn_kv_b.", ".ffn_gate_up_exps")
 """In names that the format has for matrices which its files have in parts."""
 
 
@@ -171,10 +180,10 @@ def unknown(file: GgufFile, arch: str) -> set[str]:
     kind = kind_of(arch)
     if kind is None:
         return set()
-    names = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[kind]}
+    names = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[kind]} | LATER_NAMES.get(arch, set())
     found = set()
     for name in file.tensors:
-        base = re.sub(r"\.(weight|bias)$", "", re.sub(r"^((?:enc\.|dec\.)?blk)\.\d+\.", r"\1.{bid}.", name))
+        base = re.sub(r"\.(weight|bias|scale)$", "", re.sub(r"^((?:enc\.|dec\.)?blk)\.\d+\.", r"\1.{bid}.", name))
         found |= {name} if base not in names else set()
     return found | {key for key in file.metadata if key.startswith(f"{arch}.")} - known_keys(arch)
 

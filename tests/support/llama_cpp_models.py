@@ -45,6 +45,33 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
     "dots1": ("dots1", ROUTED | HEADS),
     "ernie4_5-moe": ("ernie4_5_moe", ERNIE),
 }
+LOCAL, FULL = "sliding_attention", "full_attention"
+GEMMA4 = FOUR | HEADS | {"global_head_dim": 128, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0,
+                         "layer_types": [LOCAL, FULL] * 2}  # fmt: skip
+ROWS = {"vocab_size": 400, "vocab_size_per_layer_input": 400}
+SHARING = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+GEMMA3N = (
+    ROWS
+    | HEADS
+    | {
+        "sliding_window": 5,
+        "num_hidden_layers": 3,
+        "num_kv_shared_layers": 0,
+        "layer_types": [LOCAL, LOCAL, FULL],
+        "activation_sparsity_pattern": [0.95] * 3,
+        "hidden_size_per_layer_input": 256,
+    }
+)
+"""llama.cpp takes sizes of Gemma 3n's as those of its releases, cuts gates of the first ten layers at 0.95, and takes
+the first twenty to have keys of their own."""
+FURTHER |= {
+    "gemma4": ("gemma4_text", GEMMA4),
+    "gemma4 inputs": ("gemma4_text", GEMMA4 | ROWS | SHARING | {"hidden_size_per_layer_input": 64}),
+    "gemma4 keys as values": ("gemma4_text", GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4 experts": ("gemma4_text", GEMMA4 | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3,
+                                                "moe_intermediate_size": 256, "attention_k_eq_v": True}),
+    "gemma3n": ("gemma3n_text", GEMMA3N),
+}  # fmt: skip
 RELEASED: dict[str, dict[str, Any]] = {
     "cohere2": {"rotary_pct": 1.0},
     "chatglm": {"layernorm_epsilon": 1.5625e-07, "seq_length": 128},

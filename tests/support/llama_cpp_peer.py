@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from oracle import backend, write
 from paged_model import Paged
 from paths import SUPPORT
 from quire.core.config import flat_config
+from quire.core.tree_map import rebuilt
 from quire.model.build import load_model
+from quire.model.net.altup import SparseGate
+from quire.model.net.parts import Linear
 
 ENVIRONMENT = os.environ.get("QUIRE_LLAMA_CPP", "")
 pytestmark = [
@@ -195,6 +199,7 @@ def replay(
 ) -> np.ndarray[Any, Any]:
     """Our logits [prompts, steps, vocabulary] after each prompt and each of the tokens `given` but the last."""
     model = load_model(flat_config(model=str(path), **options), backend(on))
+    model = replace(model, decoder=rebuilt(model.decoder, _with_their_deviation))
 
     def rows(tokens: list[int], more: list[int]) -> Tensor:
         if model.encoder is not None:
@@ -202,6 +207,15 @@ def replay(
         return Paged(model, [tokens + more[:-1]]).run([[len(tokens) + STEPS - 1]])[0][-STEPS:]
 
     return torch.stack([rows(tokens, more) for tokens, more in zip(prompts, given, strict=True)]).numpy()
+
+
+def _with_their_deviation(part: Any) -> Any:
+    """Gates of Gemma 3n are cut by a deviation that llama.cpp divides by one less than their number."""
+    if not isinstance(part, SparseGate):
+        return part
+    assert isinstance(part.own, Linear)
+    gates = part.own.weight.n if part.own.more else part.own.weight.n // 2
+    return replace(part, factor=part.factor * (gates / (gates - 1)) ** 0.5)
 
 
 def size(x: np.ndarray[Any, Any]) -> float:

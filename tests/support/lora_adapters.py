@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attention_variants import GATED, GATED_DENSE, LATENT_VARIANTS
+from gemma_variants import GEMMAS
 from live_server import FOLDER
 from mixture_variants import NEWER
 from paged_model import VARIANTS, Paged
@@ -43,6 +44,8 @@ TARGETS = {
     "qwen3_5_text": ("q_proj", "o_proj", "in_proj_qkv", "in_proj_z"),
     "longcat_flash": ("o_proj", "gate_proj", "up_proj", "down_proj"),
     "step3p5": ("q_proj", "k_proj", "v_proj", "g_proj", "o_proj"),
+    "gemma3n_text": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "gemma4_text": ("q_proj", "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
 }
 FACTS = {"lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
          "bamba": VARIANTS["bamba"][1], "falcon_h1": VARIANTS["falcon_h1_multipliers"][1],
@@ -50,7 +53,8 @@ FACTS = {"lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_mult
          "mamba": VARIANTS["mamba_biases"][1], "nemotron_h": VARIANTS["nemotron_h"][1],
          "afmoe": GATED["afmoe"][1], "laguna": GATED["laguna"][1], "lfm3": GATED_DENSE["lfm3"][1],
          "longcat_flash": LATENT_VARIANTS["longcat_flash"][1], "step3p5": GATED["step3p5"][1],
-         "qwen3_5_text": VARIANTS["qwen3_5"][1]}  # fmt: skip
+         "qwen3_5_text": VARIANTS["qwen3_5"][1],
+         "gemma3n_text": GEMMAS["gemma3n"][1], "gemma4_text": GEMMAS["gemma4_small"][1]}  # fmt: skip
 """Of models whose usual ones have not all of these."""
 
 

@@ -221,6 +221,7 @@ SHARED_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     "layers of unlike sizes": GEMMAS["gemma4_keys_as_values"],
     "experts beside an MLP": GEMMAS["gemma4_experts"],
     "per-layer embeddings": GEMMAS["gemma4_layer_inputs"],
+    "several streams": GEMMAS["gemma3n_sparse"],
     "gates": GATED["afmoe"],
     "gates of heads, which layers have in unlike numbers": GATED["laguna"],
     "gates of heads beside latents, decays of channels": MIXTURES["bailing_hybrid"],

@@ -12,6 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from engine_answers import Answer, engine_of, run
+from gemma_variants import GEMMAS
 from model_variants import MIXTURES
 from oracle import write
 from paged_model import VARIANTS
@@ -56,6 +57,8 @@ STATE_WAYS = WAYS | {
     "state_interval": st.sampled_from((0, 1, 8, 32)),
 }
 """How a request may be served where layers have a recurrent state, with few slots and snapshots of it or many."""
+WHOLE_GROUPS = {"hidden_size_per_layer_input": 32}
+"""Columns that can be rounded to 4 bits, as drafts of the model itself are."""
 MORE = {
     "delta rule beside experts": MIXTURES["qwen3_next"],
     "delta rule beside stacked experts": MIXTURES["qwen3_5_moe"],
@@ -65,8 +68,10 @@ MORE = {
     "fixed decays": MIXTURES["minimax"],
     "channels alone": VARIANTS["mamba"],
     "channels with norms": VARIANTS["falcon_mamba"],
+    "several streams": (GEMMAS["gemma3n"][0], GEMMAS["gemma3n"][1] | WHOLE_GROUPS | {"laurel_rank": 32}),
+    "layers of two sizes": (GEMMAS["gemma4_small"][0], GEMMAS["gemma4_small"][1] | WHOLE_GROUPS),
 }
-"""Further models with a recurrent state, beside those of `TINY`."""
+"""Further models, most with a recurrent state, beside those of `TINY`."""
 
 
 @cache

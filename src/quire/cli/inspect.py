@@ -299,6 +299,7 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts
     return [
         ("weights on disk", size(found.bytes_on_disk)),
         ("weights in memory", "about " + size(weights_of(config, found, choice))),
+        *_file_rows(found, choice),
         *_rank_rows(config, found, choice),
         *_offload_rows(config, weights_of(config, found, choice)),
         ("KV cache per token", size(per_token) + (", what drafts included" if drafting else "") + each),
@@ -311,6 +312,12 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts
         ("longest sequence", f"{kv.max_model_len:,} tokens"),
         ("memory available", size(available_memory())),
     ]
+
+
+def _file_rows(found: ModelFacts, choice: Choice) -> Rows:
+    """Tables that stay in the model's files, of which no more than rows of tokens are ever in memory."""
+    inside = sum(found.in_file.values()) if choice.backend != "triton" else 0
+    return [("read from disk row by row", f"{size(inside)} of tables")] if inside else []
 
 
 def _state_rows(kv: KVPlan) -> Rows:

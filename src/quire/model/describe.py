@@ -6,7 +6,7 @@ Nothing here imports torch, so that `quire inspect` answers at once; `build` goe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.layer_mixers import kv_bytes_per_token
 from quire.model.mixers.mixer import WIDE
 from quire.model.spec import ModelSpec
+from quire.model.stream_roles import IN_FILE
 from quire.model.transformers_backend.detect import TransformersModel, borrowed_headers
 from quire.model.vision.mmproj import open_mmproj
 from quire.model.vision.vision_headers import open_vision, part
@@ -40,7 +41,7 @@ from quire.quant.registry import cache_scales, detect, matrix_scheme
 from quire.store.catalog import look_up
 from quire.store.hub import NEWEST, Hub
 
-OUTER = ("embed", "head")
+OUTER = ("embed", "head", "input_table")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class ModelFacts:
     `active_parameters`: less those of the experts a token does not take. `roles`: those the model has for certain.
     `stored`, `quantized`: as of `ModelHeaders`. `borrowed`: it runs by the code of transformers.
     `matrix_bits`: bits that a number of a quantized matrix takes when loaded, 0 where it is kept unquantized;
-    `outer_bits`: the same of the table of tokens and of a head of its own, by role. `bias_numbers`: in all biases.
+    `outer_bits`: the same of tables and of a head of its own, by role; `in_file`: bytes on disk of tables whose rows
+    are read one at a time. `bias_numbers`: in all biases.
     `vision`, and `mtp`, the layer that drafts: beside all of that, which is of the decoder; only `bytes_on_disk` and
     `tensors` are of all.
     """
@@ -94,6 +96,7 @@ class ModelFacts:
     generation: GenerationDefaults
     notes: tuple[str, ...]
     bias_numbers: int = 0
+    in_file: Mapping[str, int] = field(default_factory=dict)
     vision: VisionFacts | None = None
     quantized: bool = False
     borrowed: bool = False
@@ -224,6 +227,7 @@ def _facts(opened: ModelHeaders) -> ModelFacts:
         stored=opened.stored,
         matrix_bits=opened.claim.bits_per_number(infos, opened.scheme),
         outer_bits={role: matrix_scheme(opened.scheme, opened.claim.get(role)).bits_per_number for role in OUTER},
+        in_file={role: size for role in IN_FILE if (size := opened.in_file(role))},
         dtype=opened.dtype,
         tensors=sum(part.tensors for part in (vision, mtp) if part is not None) + len(infos),
         parameters=total,

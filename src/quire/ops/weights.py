@@ -291,6 +291,21 @@ class PackedTable:
     rounded: bool
 
 
+@dataclass(frozen=True)
+class StoredTable:
+    """A look-up table [V, k] that stays what its file holds: `data` uint8 [V, bytes of a row] in `form`, of which only
+    rows that are asked for are read.
+
+    `widen`: rows of bytes as numbers. `numbers` [16] int16: those that codes stand for, None where they do not.
+    """
+
+    form: BlockForm
+    data: Array
+    k: int
+    widen: Callable[[Host], Weight]
+    numbers: Array | None = None
+
+
 def plain_packed(weight: Weight) -> Packed:
     """The reference backend's packing: none, but that its numbers are torch's."""
     weight, (n, k) = as_tensors(weight), weight.shape

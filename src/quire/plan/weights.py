@@ -11,7 +11,6 @@ from quire.core.config import EngineConfig
 from quire.core.dtypes import BF16, F16
 from quire.model.describe import ModelFacts, compute_dtype, max_model_len
 from quire.model.families.rope import short_reach
-from quire.model.load.reader import IN_FILE
 from quire.model.load.roles import ADAPTED, ROLES, Share
 from quire.model.role import Role
 from quire.model.spec import ModelSpec
@@ -83,10 +82,14 @@ class WeightFormats:
 
     def packs(self, name: str, role: Role) -> bool:
         """Whether the role is packed as matrices are: of tables that of tokens, where a head without bits of its own
-        is the same, or where files have it quantized (`load_table`)."""
-        shared = self._found.spec.tied_head and self.target is None
-        table = name == "embed" and (shared or self._found.outer_bits.get(name, 0.0) > 0)
+        is the same, and those that files have quantized (`load_table`)."""
+        shared = name == "embed" and self._found.spec.tied_head and self.target is None
+        table = shared or self._found.outer_bits.get(name, 0.0) > 0
         return role.kind in ("linear", "dense") or table
+
+    def in_file(self, name: str) -> bool:
+        """Whether rows of the table `name` are read out of the file, and no others are in memory."""
+        return self.reads_files and name in self._found.in_file
 
     def _made(self, target: Quantizer) -> tuple[str, float]:
         """Scales are of 16 bits, but of a code book whose scales are no powers of two: floats."""
@@ -143,7 +146,7 @@ def _part(name: str, formats: WeightFormats, spec: ModelSpec, layers: int, share
     padded = -(-prod(rows) // lanes) * lanes
     read = spec.moe.routing.top_k / spec.moe.routing.experts if role.experts else 1.0
     tied = name == "embed" and spec.tied_head and formats.target is None
-    size = 0 if name in IN_FILE and formats.reads_files else weight_bytes(padded * columns * copies, bits)
+    size = 0 if formats.in_file(name) else weight_bytes(padded * columns * copies, bits)
     if kind == "bf12":  # exceptions of 256 columns each, or of as many as there are
         size = copies * (
             padded * columns * 12 // 8 + padded // LANES * -(-columns // BF12_CHUNK) * BF12_EXCEPTION_BYTES

@@ -15,7 +15,7 @@ from quire.quant.base import Fields, Quantizer, QuantScheme, QWeight
 from quire.quant.codebook import MXFP4, NF4
 from quire.quant.dense import Dense
 from quire.quant.float8 import FP8
-from quire.quant.gguf import Gguf
+from quire.quant.gguf import Block, Gguf
 from quire.quant.mixed import Mixed
 from quire.quant.rtn import INT4, INT8
 from quire.quant.sparse import Sparse
@@ -68,6 +68,13 @@ def matrix_scheme(scheme: QuantScheme, present: Mapping[str, str]) -> QuantSchem
 def laid_out(scheme: QuantScheme) -> bool:
     """Whether packing is one pass over the file's bytes, as fast as reading what it made would be at a later start."""
     return isinstance(scheme, Dense) or (isinstance(scheme, Gguf) and scheme.native)
+
+
+def rows_in_file(scheme: QuantScheme, present: Mapping[str, str]) -> bool:
+    """Whether rows of a matrix of a checkpoint in `scheme`, with the tensors `present`, can be read out of the file one
+    at a time: numbers, and blocks that the native extension reads."""
+    own = matrix_scheme(scheme, present)
+    return own is DENSE or (isinstance(own, Block) and own.form.native and "scale" not in present)
 
 
 def load(scheme: QuantScheme, raw: Mapping[str, Array], dtype: Dtype, float8: int) -> QWeight:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.ops.arrays import Array, Host
-from quire.ops.weights import StoredMatrix, Weight
+from quire.ops.weights import BlockForm, StoredMatrix, StoredTable, Weight
 from quire.quant.base import QWeight
 
 if TYPE_CHECKING:
@@ -49,6 +49,13 @@ class StoredWeight(QWeight):
     def source(self, ops: Ops) -> Weight | StoredMatrix:
         """What the file holds, if the backend packs that."""
         return self.stored if ops.packs_stored else self.weight
+
+    def as_table(self) -> StoredTable:
+        """The matrix, which lies in a file in ggml's blocks, as a table whose rows are looked up there."""
+        form = self.stored.form
+        assert isinstance(form, BlockForm), "asked of what `rows_in_file` says"
+        numbers = np.array(form.table, np.int16) if form.table else None
+        return StoredTable(form, self.stored.whole.ordered, self.stored.k, self._widen, numbers)
 
     def with_activations(self, bits: int) -> QWeight:
         """The weight with activations rounded to `bits` (8, as it is, or 16)."""

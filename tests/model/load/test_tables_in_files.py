@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from gemma_variants import GEMMAS
+from mapped_files import resident
 from oracle import BACKENDS, backend, logits, relative_error, write
 from paged_model import TOLERANCE, Paged, load, prompt
 from quire.core.config import flat_config
@@ -18,17 +18,6 @@ from quire.ops.choice import choose
 from quire.plan.weights import weight_parts
 
 WORDS = 1 << 15
-
-
-def resident(file: Path) -> int:
-    """Bytes of the mapped `file` that this process has in memory."""
-    found, here = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            here = line.endswith(str(file))
-        elif here and line.startswith("Rss:"):
-            found += int(line.split()[1]) << 10
-    return found
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/smaps")

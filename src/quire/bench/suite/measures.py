@@ -100,6 +100,7 @@ def roofline(metrics: dict[str, float], load: LoadCase, source: SuiteModel, told
     spec = source.facts.spec
     context = load.shared_prefix + (load.inputs.low + load.inputs.high) / 2 + (load.outputs.low + load.outputs.high) / 4
     table = 0 if spec.tied_head else spec.vocab_size * spec.hidden
+    table += spec.inputs.vocab_size * spec.inputs.width * spec.layers
     flops = 2 * (source.facts.active_parameters - table) + mixer_flops(spec, context)
     moved = told.weights / load.batch + told.of_sequence(context)
     return {"flops_per_s": flops * rate, "bytes_per_s": moved * rate, "flops_per_byte": flops / moved}

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.compress.layouts.gguf_facts import facts_of, same, same_turns
+from quire.compress.layouts.gguf_facts import facts_of, same, same_turns, whole_rope
 from quire.compress.layouts.gguf_pieces import Piece, lists_of, pieces_of, shape_of
 from quire.compress.layouts.gguf_values import Values
 from quire.compress.layouts.gguf_vocab import vocabulary
@@ -29,12 +29,12 @@ from quire.model.describe import open_model
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.disk.gguf_model import GgufModel
-from quire.model.disk.gguf_names import NAMES, NEXTN, ROPE_TENSORS, WINDOW
+from quire.model.disk.gguf_names import NAMES, NEXTN, ROPE_TENSORS, STILL, WINDOW
 from quire.model.disk.gguf_tensors import PLAIN
 from quire.model.disk.headers import ModelHeaders
 from quire.model.families.mtp import mtp_family
 from quire.model.families.names import GGUF_NEXTN
-from quire.model.families.rope import Llama3, LongRope, Plain
+from quire.model.families.rope import Llama3, LongRope, Plain, Proportional
 from quire.model.load.roles import DISK_ROLES
 from quire.model.spec import ModelSpec
 from quire.ops.weights import Weight
@@ -175,7 +175,7 @@ class _Writer:
 
     def _rope_factors(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return tensors of factors by which frequencies are divided."""
-        rope = self.opened.spec.rope[0]
+        rope = whole_rope(self.opened.spec)
         scaling = rope.scaling
         if isinstance(scaling, LongRope):
             sets = (np.array(scaling.short, "<f4"), np.array(scaling.long, "<f4"))
@@ -183,6 +183,9 @@ class _Writer:
         if isinstance(scaling, Llama3):
             plain = Plain().inverse_frequencies(rope.theta, rope.dim, 0)
             return {ROPE_TENSORS[0]: plain / scaling.inverse_frequencies(rope.theta, rope.dim, 0)}
+        if isinstance(scaling, Proportional):
+            stay = np.arange(rope.dim // 2) >= scaling.turned
+            return {ROPE_TENSORS[0]: np.where(stay, STILL, scaling.factor).astype("<f4")}
         return {}
 
     def tensors(self) -> list[NewTensor]:

@@ -13,6 +13,7 @@ from quire.model.disk.gguf_names import (
     FIELDS,
     GATING,
     INNER,
+    KEY_LENGTHS,
     KV_HEADS,
     LATENT_LENGTHS,
     LOG_MULTIPLIER,
@@ -22,6 +23,8 @@ from quire.model.disk.gguf_names import (
     RECURRENT,
     ROPE_FIELDS,
     SCORES,
+    TURNED,
+    VALUE_LENGTHS,
     WIDTH,
     WINDOW,
 )
@@ -40,14 +43,14 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
     spec, raw = opened.spec, opened.config.raw
     told = {} if architecture.tell is None else architecture.tell(raw)
     raw = {**raw, **told}
-    rope = _whole_rope(spec)
+    rope = whole_rope(spec)
     attends = [spec.attends(layer) for layer in range(spec.layers)]
     own = {
         "head_dim": spec.head_dim if any(attends) else None,
         "rope_theta": float(rope.theta) if any(attends) and rope.dim else None,
         "num_attention_heads": spec.heads,
         WIDTH: told.get(WIDTH, _widths(spec, architecture)),
-        KV_HEADS: spec.kv_heads * np.array(attends, np.int32) if architecture.kinds else spec.kv_heads,
+        KV_HEADS: spec.kv_heads * np.array(attends, np.int32) if architecture.kinds else _of_layers(spec, "kv_heads"),
     }
     if True in spec.moe.sparse[1:] and not spec.moe.sparse[0]:
         own["num_dense_layers"] = spec.moe.sparse.index(True)
@@ -74,7 +77,9 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
     if any(attends):
         turned = rope.dim if architecture.turns else spec.head_dim
         found |= {"attention.value_length": spec.kept_value_dim if absorbed else spec.value_dim}
-        found |= {"rope.dimension_count": turned} if turned else {}
+        found |= {TURNED[0]: turned} if turned else {}
+    if KEY_LENGTHS[1] in architecture.known:
+        found |= _head_sizes(spec)
     found["vocab_size"] = spec.vocab_size
     windows = [window if seen else 0 for window, seen in zip(spec.windows, attends, strict=True)]
     if max(windows) > 0:
@@ -114,17 +119,34 @@ def _field(raw: Mapping[str, Any], name: str, default: Any) -> Any:
     return (raw.get(outer) or {}).get(inner, default) if dot else raw.get(name, default)
 
 
-def _whole_rope(spec: ModelSpec) -> Rope:
+def whole_rope(spec: ModelSpec) -> Rope:
     """Return the rope of layers that see everything; where none of these turns, of those with a window."""
     whole = [r for r, window in zip(spec.rope, spec.windows, strict=True) if not window]
     return next((r for r in (*whole, *spec.rope) if r.dim), (*whole, *spec.rope)[0])
 
 
 def _widths(spec: ModelSpec, architecture: Architecture) -> Any:
-    """Return the width of MLPs; of each layer where some have none and nothing else says which."""
+    """Return the width of MLPs; of each layer where these differ, or some have none that nothing else tells."""
     if spec.join != "single" or architecture.kinds is None:
-        return spec.intermediate
+        return _of_layers(spec, "intermediate")
     return spec.intermediate * np.array([spec.has_mlp(layer) for layer in range(spec.layers)], np.int32)
+
+
+def _of_layers(spec: ModelSpec, name: str) -> Any:
+    """Return a size of the model; of each layer where layers differ in it."""
+    found = [getattr(spec.at(layer), name) for layer in range(spec.layers)]
+    return found[0] if len(set(found)) == 1 else np.array(found, np.int32)
+
+
+def _head_sizes(spec: ModelSpec) -> dict[str, Any]:
+    """Return the numbers of a head and how many of them turn, and those of a head in layers with a window."""
+    layers = {window > 0: layer for layer, window in enumerate(spec.windows)}
+    found: dict[str, Any] = {}
+    for windowed, keys in enumerate(zip(KEY_LENGTHS, VALUE_LENGTHS, TURNED, strict=True)):
+        layer = layers.get(windowed > 0, 0)
+        size = spec.at(layer).head_dim
+        found |= dict(zip(keys, (size, size, spec.rope[layer].dim), strict=True))
+    return found
 
 
 def _recurrent_sizes(spec: ModelSpec) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -14,10 +15,13 @@ from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_names import BIASES, NAKED, PARTED
 from quire.model.disk.headers import ModelHeaders
 from quire.model.load.roles import DISK_ROLES, FUSED, GROUPED, disk_rows
+from quire.model.mixers.attention import KEY_VALUE
 from quire.model.role import COLUMNS
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import as_f32, to_numpy
 
+STACKED = re.compile(r"\.(\{\}|\d+)$")
+"""Where names of matrices have the number of one that lies in a tensor of several."""
 Order = NDArray[np.int64] | None
 """Which row, or column, of the folder's lies at each place of the file; None: all as they lie."""
 
@@ -52,7 +56,7 @@ def pieces_of(opened: ModelHeaders, architecture: Architecture, names: Mapping[s
         prefix = "" if place.layer is None else names[stack].format(opened.spec.file_layer(place.layer))
         for part in ("weight", *(("bias",) if "bias" in parts else ())):
             called = "" if role in naked else ".bias" if role in BIASES else f".{part}"
-            name = f"{prefix}{names[role].removesuffix('.{}')}{called}"
+            name = f"{prefix}{STACKED.sub('', names[role])}{called}"
             found.setdefault(name, []).append((base, parts))
             keys[name] = role, holder, place.layer, part
     return [
@@ -69,6 +73,12 @@ def _roles(opened: ModelHeaders, architecture: Architecture) -> Iterator[tuple[s
             continue
         for role in parted.get(holder, (holder,)):
             yield role, holder, place, parts
+    spec = opened.spec
+    for layer in range(spec.layers) if architecture.all_keys else ():
+        source = spec.kv_layer(layer)
+        for role in KEY_VALUE if source != layer else ():
+            if parts := opened.claim.get(role, source):
+                yield role, role, RolePlace(layer), parts
     if "head" in architecture.required and not opened.claim.get("head"):
         yield "head", "embed", RolePlace(), opened.claim.get("embed")
 
@@ -140,4 +150,4 @@ def shape_of(piece: Piece, architecture: Architecture) -> tuple[int, ...]:
     own = architecture.shapes.get(piece.role)
     shape = (own or DISK_ROLES[piece.role].shape)(piece.of.spec.at(piece.layer))
     shape = shape[:1] if piece.part == "bias" else shape
-    return (len(piece.bases), *shape) if DISK_ROLES[piece.role].experts else shape
+    return (len(piece.bases), *shape) if DISK_ROLES[piece.role].experts or len(piece.bases) > 1 else shape

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 ROWS = 1 << 22
 """Numbers that are widened at once."""
+TABLES = ("input_table",)
+"""Tables of which tokens beyond the last row have the first one."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,10 @@ class Values:
         n, k = values.shape
         weigh = importance_of(self.important, piece.name, at, len(piece.bases), k, self.imatrix)
         step = max(1, ROWS // k)
-        return np.concatenate([encode(values[i : i + step].float().numpy(), kind, weigh) for i in range(0, n, step)])
+        rows = [encode(values[i : i + step].float().numpy(), kind, weigh) for i in range(0, n, step)]
+        if piece.role in TABLES:
+            rows.append(np.repeat(rows[0][:1], shape_of(piece, self.architecture)[0] - n, 0))
+        return np.concatenate(rows)
 
     def _exact(self, piece: Piece, weight: Weight, kind: str) -> np.ndarray[Any, Any] | None:
         """The bytes of a matrix whose codes are the format's, None where they are not."""

@@ -16,7 +16,6 @@ from quire.core.exclusions.features import (
     SEQUENCE_PARALLEL,
     STAGES,
     STREAMS,
-    TENSOR,
     UNLIKE_LAYERS,
 )
 
@@ -28,10 +27,7 @@ OF_LAYERS = (
         Exclusion(a, LAYER_INPUTS, "what layers are given of tokens is made of all rows of a step", OUT)
         for a in (CONTEXT, SEQUENCE_PARALLEL)
     ),
-    *(
-        Exclusion(a, STREAMS, "gates are cut by the mean of all of a row's, of which ranks have parts", OUT)
-        for a in (TENSOR, RANK_INVARIANT)
-    ),
+    Exclusion(RANK_INVARIANT, STREAMS, "gates are cut by the mean of all of a row's, whose runs are kept apart", OUT),
     Exclusion(
         SEQUENCE_PARALLEL, PASSING, "what passes a layer by has all rows of a step, and would need a rank's own", OUT
     ),

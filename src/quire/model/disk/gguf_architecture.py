@@ -58,6 +58,7 @@ class Architecture:
     the first. `told`: flags of config.json, and what the names of tensors have in them where one is true (or one of
     several). `normed`: the row for files that say `NORMED`. `rewrites`: those that go before all. `turns`: heads turn
     by positions. `required`: roles that others may lack. `read_only`: files of it are not written.
+    `all_keys`: readers want matrices of keys and values even in layers that read another's.
     """
 
     model_type: str
@@ -101,6 +102,7 @@ class Architecture:
     vectors: Mapping[str, str] = field(default_factory=dict)
     factors: Callable[[ModelSpec], Mapping[str, NDArray[np.float32]]] | None = None
     stored: Callable[[ModelSpec], ModelSpec] | None = None
+    all_keys: bool = False
 
     def factor(self, role: str, spec: ModelSpec) -> NDArray[np.float32] | None:
         """What the matrix or vector of a role is multiplied by in a file, one number or one for each row."""

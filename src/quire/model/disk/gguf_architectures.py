@@ -7,6 +7,7 @@ from dataclasses import replace
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_dense import DENSE, READ
 from quire.model.disk.gguf_encoders import ENCODERS
+from quire.model.disk.gguf_gemmas import GEMMAS
 from quire.model.disk.gguf_hybrids import (
     FALCON_H1,
     GRANITE_HYBRID,
@@ -54,5 +55,6 @@ ARCHITECTURES = {
     **MIXTURES,
     **LATENTS,
     **WINDOWED,
+    **GEMMAS,
     **ENCODERS,
 }

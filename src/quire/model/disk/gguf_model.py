@@ -8,7 +8,7 @@ architectures have the rows of queries and keys interleaved for rope.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from quire.model.disk.gguf_names import (
     FIELDS,
     GATING,
     INNER,
+    KEY_LENGTHS,
     KV_HEADS,
     LATENT_LENGTHS,
     LOG_MULTIPLIER,
@@ -36,6 +37,8 @@ from quire.model.disk.gguf_names import (
     RECURRENT,
     ROPE_FIELDS,
     ROPE_TENSORS,
+    STILL,
+    VALUE_LENGTHS,
     WIDTH,
     WINDOW,
     YARN_FACTOR,
@@ -228,9 +231,10 @@ class GgufModel:
         config = HfConfig({k: v for k, v in raw.items() if v is not None}, str(self.file.path))
         hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         size = config.integer("head_dim", hidden // heads)
-        value_size = self.get("attention.value_length")
-        if value_size not in (None, size) and "v_head_dim" not in self.architecture.fields:
-            raise self.file.fail(self.prefix + "attention.value_length", f"is {value_size}, needs that of keys, {size}")
+        for key, value in zip(KEY_LENGTHS, VALUE_LENGTHS, strict=True):
+            found, wanted = self.get(value), self.get(key) or size
+            if found not in (None, wanted) and "v_head_dim" not in self.architecture.fields:
+                raise self.file.fail(self.prefix + value, f"is {found}, needs that of keys, {wanted}")
         raw["head_dim"] = size
         turned = self.get("rope.dimension_count") if self.architecture.turns else None
         if turned is not None:
@@ -291,7 +295,8 @@ class GgufModel:
             if short is None or long is None or len(factors) != (1 if one is not None else 2):
                 raise self.file.fail(next(iter(factors)), f"needs {ROPE_TENSORS[0]} or both others and nothing else")
             sets = {"short_factor": short, "long_factor": long}
-            raw["rope_scaling"] = {"factor": 1.0, "attention_factor": 1.0} | fields | sets | {"rope_type": "longrope"}
+            scaled = {"factor": 1.0, "attention_factor": 1.0} | fields | sets | {"rope_type": "longrope"}
+            raw["rope_scaling"] = proportional(short) or scaled
         elif kind not in (None, "none"):
             raw["rope_scaling"] = fields | {"rope_type": kind}
             if (multiplier := self.get(LOG_MULTIPLIER)) is not None:
@@ -323,6 +328,18 @@ def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[name] = value
     return found
+
+
+def proportional(factors: Sequence[float]) -> dict[str, Any]:
+    """The scaling of a rope whose first pairs turn by frequencies of the whole head, and whose others stay; empty where
+    these are not the `factors`.
+
+    Half a pair more keeps the product with the head size from being rounded down.
+    """
+    turned = next((i for i, factor in enumerate(factors) if factor != 1.0), len(factors))
+    if turned == len(factors) or min(factors[turned:]) < STILL:
+        return {}
+    return {"rope_type": "proportional", "partial_rotary_factor": (turned + 0.5) / len(factors)}
 
 
 def names_of(names: Mapping[str, str], tensors: Collection[str], called: Mapping[str, str]) -> dict[str, str]:

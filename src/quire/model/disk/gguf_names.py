@@ -91,6 +91,8 @@ NAMES = {
     "channel_out": "ssm_out",
     "router": "ffn_gate_inp",
     "router_bias": "exp_probs_b",
+    "router_scale": "ffn_gate_inp.scale",
+    "expert_scale": "ffn_down_exps.scale",
     "expert_gate": "ffn_gate_exps.{}",
     "expert_up": "ffn_up_exps.{}",
     "expert_down": "ffn_down_exps.{}",
@@ -159,6 +161,10 @@ NORMED = "ssm.dt_b_c_rms"
 RECURRENT = "attention.recurrent_layers"
 NEXTN = "nextn_predict_layers"
 """Layers behind the model's own, which predict further tokens."""
+KEY_LENGTHS = ("attention.key_length", "attention.key_length_swa")
+VALUE_LENGTHS = ("attention.value_length", "attention.value_length_swa")
+TURNED = ("rope.dimension_count", "rope.dimension_count_swa")
+"""Numbers of a head's key and value and those that turn; of a head in layers with a window, where these differ."""
 LATENT_LENGTHS = ("attention.key_length_mla", "attention.value_length_mla")
 """Numbers of a head's key and value where the other keys say those of latents."""
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
@@ -203,4 +209,6 @@ READ_BELOW = frozenset({
     "rope.scaling.finetuned", YARN_FACTOR, "tensor_data_layout", *FIELDS.values(), *ROPE_FIELDS.values(),
 })  # fmt: skip
 """Keys that are read for every architecture, or change nothing; any other may be a feature that is not here."""
+STILL = 1e30
+"""The factor of frequencies that do not turn."""
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")

@@ -9,11 +9,13 @@ from quire.core.dtypes import Dtype
 from quire.core.pooling import NO_VECTORS, Pooling
 from quire.model.disk.checkpoint import TensorSource
 from quire.model.disk.claim import Claim
+from quire.model.disk.dummy import DummyWeights
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.row import Family
 from quire.model.spec import ModelSpec
 from quire.model.vision.reading import Reading
 from quire.quant.base import QuantScheme
+from quire.quant.registry import rows_in_file
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,13 @@ class ModelHeaders:
     def quantized(self) -> bool:
         """Whether its matrices are codes, which are not quantized again."""
         return set(self.scheme.parts) != {"weight"}
+
+    def in_file(self, role: str) -> int:
+        """Bytes of the table `role` where single rows of it can be read out of the file, 0 where they cannot."""
+        parts = self.claim.get(role)
+        if isinstance(self.source, DummyWeights) or not rows_in_file(self.scheme, parts):
+            return 0
+        return sum(self.source.infos[name].nbytes for name in parts.values())
 
     @property
     def stored(self) -> str:

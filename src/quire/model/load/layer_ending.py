@@ -14,6 +14,11 @@ from quire.model.net.decoder import Ending
 from quire.model.net.layer_ending import GivenInputs, PerLayerEmbeddings, ScaledStream, SummedRows
 from quire.model.net.parts import Embed, Embedding
 from quire.ops.arrays import dtype_of, to_numpy
+from quire.ops.weights import PackedTable, StoredTable
+from quire.quant.base import QWeight
+from quire.quant.registry import load as load_matrix
+from quire.quant.registry import matrix_scheme
+from quire.quant.stored import StoredWeight
 
 
 def load_ending(reader: WeightReader, index: int) -> Ending:
@@ -37,16 +42,36 @@ def load_inputs(reader: WeightReader) -> PerLayerEmbeddings:
     return PerLayerEmbeddings(table, rows, norm, width, spec.norm_eps * spec.hidden, sqrt(width / 2))
 
 
-def file_table(reader: WeightReader, role: str) -> Unplaced:
-    """A look-up table [V, width] whose rows are read out of the mapped file, each when it is asked for; on devices that
-    read no files, and of formats whose rows are no numbers, as `WeightReader.table`."""
-    name = reader.opened.claim.get(role).get("weight")
-    if name is None or not reader.ops.reads_files:
+def file_table(reader: WeightReader, role: str) -> Unplaced | PackedTable | StoredTable:
+    """A look-up table [V, width] whose rows are read out of the mapped file, each when it is asked for.
+
+    Codes of which single rows cannot be read are packed as a matrix; on devices that read no files the table is as
+    `WeightReader.table`.
+    """
+    ops, names = reader.ops, reader.opened.claim.get(role)
+    inside = reader.opened.in_file(role) > 0
+    if ops.reads_packed_tables and ops.reads_files and not inside and "weight" not in names:
+        return PackedTable(reader.linear((role,), None).weight, rounded=False)
+    if not ops.reads_files or not inside:
         return reader.table(role)
-    found = to_numpy(reader.read(name))
-    read_scattered(found)
-    reader.count(role, f"{dtype_of(found).name} in the file", 0)
-    return found
+    if "weight" in names:
+        found = to_numpy(reader.read(names["weight"]))
+        read_scattered(found)
+        reader.count(role, f"{dtype_of(found).name} in the file", 0)
+        return found
+    weight = stored_matrix(reader, role)
+    assert isinstance(weight, StoredWeight), "its rows are blocks"
+    table = weight.as_table()
+    read_scattered(to_numpy(table.data))
+    reader.count(role, f"{table.form.name} in the file", 0)
+    return table
+
+
+def stored_matrix(reader: WeightReader, role: str) -> QWeight:
+    """A matrix in its format on disk."""
+    names = reader.opened.claim.get(role)
+    scheme = matrix_scheme(reader.opened.scheme, names)
+    return load_matrix(scheme, {part: reader.read(name) for part, name in names.items()}, reader.form.dtype, 0)
 
 
 def load_input_table(reader: WeightReader) -> Embed:
@@ -55,5 +80,6 @@ def load_input_table(reader: WeightReader) -> Embed:
     known = spec.inputs.vocab_size
     if known >= spec.vocab_size:
         return Embedding(table)
-    beyond = np.repeat(to_numpy(table[:1]), spec.vocab_size - known, 0)
+    row = stored_matrix(reader, "input_table").take_rows(slice(0, 1)).dequantize()
+    beyond = np.repeat(to_numpy(row), spec.vocab_size - known, 0)
     return SummedRows((Embedding(table, 0), Embedding(beyond, known)))

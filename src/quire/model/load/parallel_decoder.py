@@ -13,6 +13,7 @@ from quire.core.parallel import ParallelConfig
 from quire.model.batch import Forward
 from quire.model.disk.headers import ModelHeaders
 from quire.model.load.roles import ROLES, Share
+from quire.model.net.altup import gates_over_ranks
 from quire.model.net.context_parallel import context_parallel
 from quire.model.net.decoder import Attend, Decoder, Layer, MlpAlone
 from quire.model.net.encoder import Encoder
@@ -86,7 +87,7 @@ def parallel_decoder(
     if division is not None and (among := place.comm(division.plan.axis)) is not None:
         decoder = _expert_parallel(decoder, spec.moe, division, among)
     if comm is not None:
-        decoder = _tensor_parallel(decoder, spec, comm, options.enable_sequence_parallel, share.step)
+        decoder = _tensor_parallel(decoder, spec, comm, options.enable_sequence_parallel, share)
     return decoder if stages is None else _pipeline_stage(decoder, spec, stages, share)
 
 
@@ -147,18 +148,14 @@ def counted_pairs(decoder: Forward) -> Any:
     return None
 
 
-def _tensor_parallel(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: bool, step: int) -> Decoder:
+def _tensor_parallel(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: bool, share: Share) -> Decoder:
     """Add the sums over ranks that a block needs, and all columns of the logits."""
     assert isinstance(decoder.embed, Embedding), "as it was loaded"
     bounds = [Share(rank, comm.world).role("head", spec) for rank in range(comm.world)]
     widths = tuple(stop - first for first, stop in bounds)
     normed = [
-        replace(
-            over_ranks(layer, decoder.ops, lambda role: _widths(spec, role, comm, step), comm),
-            qkv_changes=_qkv_changes(layer, decoder.ops, comm),
-            attention=_gathered_scan(layer.attention, spec, decoder.ops, comm),
-        )
-        for layer in decoder.layers
+        _whole_rows(layer, spec.at(i), decoder.ops, comm, share.step)
+        for i, layer in zip(share.span(spec), decoder.layers, strict=True)
     ]
     *before, last = normed
     if scatter and before:
@@ -172,6 +169,21 @@ def _tensor_parallel(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: boo
         layers = [_tensor_parallel_layer(layer, comm) for layer in normed]
     embed, head = VocabParallelEmbedding(decoder.embed, comm), VocabParallelHead(decoder.head, comm, widths)
     return replace(decoder, embed=embed, layers=tuple(layers), head=head)
+
+
+def _whole_rows(layer: Layer, spec: ModelSpec, ops: Ops, comm: Comm, step: int) -> Layer:
+    """Layer whose norms and cuts are of the rows of all ranks; `spec`: with its sizes."""
+
+    def widths(role: str) -> tuple[int, ...]:
+        return _widths(spec, role, comm, step)
+
+    layer = over_ranks(layer, ops, widths, comm)
+    return replace(
+        layer,
+        qkv_changes=_qkv_changes(layer, ops, comm),
+        attention=_gathered_scan(layer.attention, spec, ops, comm),
+        mlp=gates_over_ranks(layer.mlp, widths("down"), comm),
+    )
 
 
 def _tensor_parallel_layer(layer: Layer, comm: Comm) -> Layer:

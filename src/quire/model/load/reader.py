@@ -25,6 +25,7 @@ from quire.model.load.placement import InMemory, LayerKeeper, Unplaced
 from quire.model.load.roles import ADAPTED, DISK_ROLES, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.parts import Linear
 from quire.model.role import COLUMNS, ROWS
+from quire.model.stream_roles import IN_FILE
 from quire.ops.arrays import (
     AnyArray,
     Array,
@@ -45,8 +46,6 @@ from quire.quant.registry import DENSE, matrix_scheme
 from quire.quant.registry import load as load_matrix
 
 T = TypeVar("T")
-IN_FILE = ("input_table",)
-"""Tables of which only a few rows are ever in memory."""
 
 
 @dataclass(frozen=True)

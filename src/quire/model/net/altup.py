@@ -6,15 +6,16 @@ learned augmented residual layer". Gates that few numbers pass: Gemma Team 2025.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 from quire.model.batch import Batch
 from quire.model.net.decoder import Inputs, Layer, Wanted, chosen
-from quire.model.net.parts import Norm, Product
+from quire.model.net.parts import GatedMlp, Mlp, Norm, Product
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import LayerCache
+from quire.parallel.comm import Comm
 
 LEAST = 1e-5
 """The mean square that a stream has at least, where it is scaled to the length of another."""
@@ -85,6 +86,31 @@ class SparseGate:
     def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, k] -> [T, 2 f]."""
         return ops.sparse_gate(self.own(ops, x), self.factor)
+
+
+@dataclass(frozen=True)
+class TensorParallelGate:
+    """`SparseGate` of gates that lie on several ranks, `widths[rank]` on each."""
+
+    own: Product
+    factor: float
+    widths: tuple[int, ...]
+    comm: Comm
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """x [T, k] -> [T, 2 * own width]."""
+        y, (own, before) = self.own(ops, x), (self.widths[self.comm.rank], sum(self.widths[: self.comm.rank]))
+        gates = self.comm.gather_columns(ops, ops.take_columns(y, 0, own), self.widths)
+        cut = ops.sparse_gate(ops.join_columns((gates, gates)), self.factor)
+        placed: Array = ops.place_columns(y, ops.take_columns(cut, before, own), 0)
+        return placed
+
+
+def gates_over_ranks(mlp: Mlp, widths: tuple[int, ...], comm: Comm) -> Mlp:
+    """`mlp` whose gates are cut by those of all ranks, `widths[rank]` of each; as it is without such gates."""
+    if not isinstance(mlp, GatedMlp) or not isinstance(mlp.gate_up, SparseGate):
+        return mlp
+    return replace(mlp, gate_up=TensorParallelGate(mlp.gate_up.own, mlp.gate_up.factor, widths, comm))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.core.dtypes import F32, I32, I64
+from quire.core.dtypes import F32, I32, I64, U8
 from quire.ops.arrays import Host, address, byte_strides
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.cpu.descriptor_cache import (
@@ -15,20 +15,23 @@ from quire.ops.cpu.descriptor_cache import (
     cache_descriptor,
     rope_descriptor,
 )
+from quire.ops.cpu.pack_stored import file_format
 from quire.ops.cpu.state import ACTIVATION_NUMBERS, TABLE_NUMBERS, Cpu
 from quire.ops.facts import MAX_HEAD_DIM
 from quire.ops.kinds import KINDS
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import check
 from quire.ops.op import impl
-from quire.ops.weights import Packed, PackedTable
+from quire.ops.weights import Packed, PackedTable, StoredTable
 
 
 @impl("embedding", "cpu")
-def embedding(cpu: Cpu, tokens: Host, table: Host | PackedTable, first: int | None = None) -> Host:
+def embedding(cpu: Cpu, tokens: Host, table: Host | PackedTable | StoredTable, first: int | None = None) -> Host:
     rows = len(check(tokens, "embedding tokens", I32, -1))
     if isinstance(table, PackedTable):
         return _packed_rows(cpu, tokens, rows, table, first)
+    if isinstance(table, StoredTable):
+        return _stored_rows(cpu, tokens, rows, table, first)
     vocabulary, d = check(table, "embedding table", table.dtype if table.dtype in TABLE_NUMBERS else F32, -1, -1).shape
     out = cpu.arena.empty(rows, d)
     if rows:
@@ -42,6 +45,16 @@ def _packed_rows(cpu: Cpu, tokens: Host, rows: int, table: PackedTable, first: i
     if rows:
         begin = -1 if first is None else first
         cpu.call("embedding_packed", out, tokens, table.matrix.handle, rows, int(table.rounded), begin)
+    return out
+
+
+def _stored_rows(cpu: Cpu, tokens: Host, rows: int, table: StoredTable, first: int | None) -> Host:
+    vocabulary, stride = check(table.data, "embedding table", U8, -1, -1).shape
+    out = cpu.arena.empty(rows, table.k)
+    if rows:
+        name, number = file_format(table.form)
+        begin, sizes = -1 if first is None else first, (rows, table.k, vocabulary, stride)
+        cpu.call(f"embedding_{name}", out, tokens, table.data, *sizes, number, table.numbers, begin)
     return out
 
 

@@ -22,6 +22,12 @@ FORMS_OF_32 = {name: number for number, name in enumerate(("Q4_0", "Q4_1", "Q5_0
 """Format in blocks of 32 -> its number in csrc/pack_blocks32.cpp."""
 
 
+def file_format(form: BlockForm) -> tuple[str, int]:
+    """What ends the names of the native ops that read rows in `form`, and what they call it."""
+    in_super = bool(KINDS[form.kind].multiples)
+    return ("blocks", NUMBERS[form.kind]) if in_super else ("blocks32", FORMS_OF_32[form.name])
+
+
 def pack_stored(cpu: Cpu, stored: StoredMatrix) -> Packed:
     """`stored` packed for the native `linear`; `ModelError` when a scale is nan or inf."""
     (n, k), form = stored.shape, stored.form
@@ -54,12 +60,11 @@ def _within(order: Host | None, rows: int) -> Host | None:
 
 def _pack_blocks(cpu: Cpu, at: Mapping[str, int], rows: RowSelection, k: int, form: BlockForm) -> None:
     bad = np.zeros(1, I64)
-    in_super = bool(KINDS[form.kind].multiples)
+    name, number = file_format(form)
     cpu.call(
-        "pack_blocks" if in_super else "pack_blocks32",
+        f"pack_{name}",
         at["codes"], at["scales"], at.get("mins"), bad, rows.data,
-        rows.order, len(rows), k, rows.data.strides[0] // rows.data.itemsize,
-        NUMBERS[form.kind] if in_super else FORMS_OF_32[form.name],
+        rows.order, len(rows), k, rows.data.strides[0] // rows.data.itemsize, number,
     )  # fmt: skip
     if bad.item():
         raise ModelError("a scale or minimum is nan or inf; the file is damaged")

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from quire.core.dtypes import F32
 from quire.core.windows import first_seen
+from quire.ops.arrays import to_numpy, to_torch
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.op import op
 from quire.ops.reference.caches import allocate, key_codes, logical, scales, value_codes, write
-from quire.ops.weights import E4M3_MOST, MOST, Packed, PackedTable
+from quire.ops.weights import E4M3_MOST, MOST, Packed, PackedTable, StoredTable
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -29,22 +30,32 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @op(tolerance=0.0)
-def embedding(tokens: Tensor, table: Tensor | PackedTable, first: int | None = None) -> Tensor:
-    """Rows of `table` [V, d] (f32, bf16, f16, or a packed matrix of any kind) at `tokens` [T] int32, as f32 [T, d].
+def embedding(tokens: Tensor, table: Tensor | PackedTable | StoredTable, first: int | None = None) -> Tensor:
+    """Rows of `table` [V, d] (f32, bf16, f16, a packed matrix of any kind, or rows of a file in ggml's block formats)
+    at `tokens` [T] int32, as f32 [T, d].
 
     `first`: the table has the tokens from that on, and rows of others are -0: x + -0 is x for every x.
     """
     if first is not None:
-        count = len(table) if isinstance(table, Tensor) else table.matrix.n
+        count, width = _table_shape(table)
         here = (tokens >= first) & (tokens < first + count)
-        found = torch.full((len(tokens), table.shape[1] if isinstance(table, Tensor) else table.matrix.k), -0.0)
+        found = torch.full((len(tokens), width), -0.0)
         found[here] = embedding(tokens[here] - first, table)
         return found
+    if isinstance(table, StoredTable):
+        return to_torch(table.widen(to_numpy(table.data[tokens.long()])).dequantize())
     if not isinstance(table, PackedTable):
         return table[tokens.long()].float()
     assert table.matrix.plain is not None
     rows: Tensor = table.matrix.plain.take_rows(tokens.long()).dequantize()
     return rows.bfloat16().float() if table.rounded else rows
+
+
+def _table_shape(table: Tensor | PackedTable | StoredTable) -> tuple[int, int]:
+    """Rows and columns of a table."""
+    if isinstance(table, StoredTable):
+        return len(table.data), table.k
+    return (table.matrix.n, table.matrix.k) if isinstance(table, PackedTable) else (len(table), table.shape[1])
 
 
 @op(tolerance=2e-6)

@@ -67,6 +67,28 @@ GRANITE_4: dict[str, Any] = COMMON | {
     "mamba_expand": 2,
     "mamba_n_groups": 1,
 }
+FIFTH = [*["sliding_attention"] * 4, "full_attention"]
+GEMMA_4: dict[str, Any] = {
+    "model_type": "gemma4_text",
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "final_logit_softcapping": 30.0,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+    "sliding_window": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "hidden_size_per_layer_input": 256,
+    "use_double_wide_mlp": True,
+}
+"""The small ones, which have per-layer embeddings: a table of as many rows as there are tokens."""
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-1b": COMMON
     | {
@@ -177,6 +199,30 @@ SHAPES: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 48,
         "layer_types": ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)],
     },
+    "gemma-4-e2b": GEMMA_4
+    | {
+        "vocab_size": 262144,
+        "vocab_size_per_layer_input": 262144,
+        "hidden_size": 1536,
+        "num_hidden_layers": 35,
+        "num_kv_shared_layers": 20,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "intermediate_size": 6144,
+        "layer_types": FIFTH * 7,
+    },
+    "tiny-gemma-4": GEMMA_4
+    | {
+        "vocab_size": 32000,
+        "vocab_size_per_layer_input": 32000,
+        "hidden_size": 256,
+        "num_hidden_layers": 10,
+        "num_kv_shared_layers": 5,
+        "head_dim": 64,
+        "global_head_dim": 128,
+        "intermediate_size": 512,
+        "layer_types": FIFTH * 2,
+    },
     "tiny-moe": EXPERTS
     | {
         "hidden_size": 256,
@@ -220,8 +266,9 @@ ARCHITECTURES = {
     "lfm2": "Lfm2ForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
 }
-CONVERTED = frozenset({"lfm2", "qwen3_5_text", "granitemoehybrid"})
+CONVERTED = frozenset({"lfm2", "qwen3_5_text", "granitemoehybrid", "gemma4_text"})
 """Model types whose GGUF files llama.cpp's converter writes from a checkpoint: their layers are not those of `MATRICES`
 below."""
 SLOW = -3.0
@@ -304,6 +351,8 @@ def write_checkpoint(shape: str, folder: Path) -> Path:
     for name, parameter in model.named_parameters():
         vector = SLOW if name.endswith(".A_log") else 1.0
         parameter.data.normal_(0, 0.02) if parameter.ndim > 1 else parameter.data.fill_(vector)
+    for buffer in model.buffers():  # factors that files have
+        buffer.fill_(1.0)
     model.tie_weights()
     model.save_pretrained(folder)
     return write_config(shape, folder)
