@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
@@ -81,12 +81,7 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
     if KEY_LENGTHS[1] in architecture.known:
         found |= _head_sizes(spec)
     found["vocab_size"] = spec.vocab_size
-    windows = [window if seen else 0 for window, seen in zip(spec.windows, attends, strict=True)]
-    if max(windows) > 0:
-        found[WINDOW[0]] = max(windows)
-        local = next(r for r, window in zip(spec.rope, windows, strict=True) if window)
-        if local.dim and local.theta != rope.theta:
-            found[WINDOW[2]] = float(local.theta)
+    found |= _windows(spec, rope, attends)
     further = int(drafts is not None)
     if further:
         found |= {NEXTN: further, FIELDS["num_hidden_layers"]: spec.layers + further}
@@ -100,6 +95,16 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
         found |= _latents(opened, architecture)
     found |= {**_scaling(rope), **architecture.fixed, **architecture.written}
     return {key: float(value) if key in REALS else value for key, value in found.items()}
+
+
+def _windows(spec: ModelSpec, rope: Rope, attends: Sequence[bool]) -> dict[str, Any]:
+    """Return the window of layers that attend, and the base of their rope where it is not that of `rope`."""
+    windows = [window if seen else 0 for window, seen in zip(spec.windows, attends, strict=True)]
+    if max(windows) <= 0:
+        return {}
+    local = next(r for r, window in zip(spec.rope, windows, strict=True) if window)
+    base = {WINDOW[2]: float(local.theta)} if local.dim and local.theta != rope.theta else {}
+    return {WINDOW[0]: max(windows)} | base
 
 
 def _latents(opened: ModelHeaders, architecture: Architecture) -> dict[str, Any]:

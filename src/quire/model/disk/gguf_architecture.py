@@ -17,7 +17,7 @@ from quire.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)
-class Held:
+class TensorShapes:
     """The tensors of a file by name, [rows ..., columns] each."""
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -31,7 +31,7 @@ class Held:
         return self.shapes.get(name, (0,))[0]
 
 
-Further = Callable[[Mapping[str, Any], Held], dict[str, Any]]
+Further = Callable[[Mapping[str, Any], TensorShapes], dict[str, Any]]
 """Fields of config.json by those that were read, and by the tensors."""
 
 

@@ -103,7 +103,7 @@ def growth_of_ministral3(raw: Mapping[str, Any], has: Callable[[str], bool]) -> 
 
 
 def temperature_of_ministral3(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as files call it."""
+    """Metadata of what queries grow by, of config.json."""
     scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     named = {"temperature": "llama_4_scaling_beta", "log_multiplier": "mscale_all_dim"}
     return {ours: float(scaling[theirs]) for ours, theirs in named.items() if scaling.get(theirs) is not None}

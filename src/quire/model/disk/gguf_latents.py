@@ -140,7 +140,7 @@ def growth_of_mistral4(raw: Mapping[str, Any], has: Callable[[str], bool]) -> di
 
 
 def temperatures_of_mistral4(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as files call it."""
+    """Metadata of what queries grow by, of config.json."""
     scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     weight, step = scaling.get("llama_4_scaling_beta"), scaling.get("original_max_position_embeddings")
     return {"temperature": float(weight), "temperature_length": step} if weight else {}

@@ -56,7 +56,7 @@ def widths_of_minimax_m3(raw: Mapping[str, Any], has: Callable[[str], bool]) -> 
 
 
 def fields_of_minimax_m3(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as files call them; a layer's shared experts are one of several times the width."""
+    """Metadata of config.json; a layer's shared experts are one of several times the width."""
     old, width = raw.get("sparse_attention_config") or {}, raw[WIDTH]
     return {ours: old.get(theirs, raw.get(ours)) for ours, theirs in BLOCK_FIELDS.items()} | {
         WIDTH: raw["dense_intermediate_size"],
@@ -77,7 +77,7 @@ def scores_of_cohere2(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dic
 
 
 def gating_of_cohere2(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as files call it."""
+    """Metadata of the function by which experts are scored, of config.json."""
     return {"gating": SCORES[raw.get("expert_selection_fn", "softmax")]}
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from quire.core.errors import ModelError
 from quire.gguf.file import CLIP, GgufFile
 from quire.gguf.vocab import end_ids, special_ids, vocab_size
-from quire.model.disk.gguf_architecture import Architecture, Held
+from quire.model.disk.gguf_architecture import Architecture, TensorShapes
 from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.disk.gguf_layers import Layers
 from quire.model.disk.gguf_lists import ListedVectors
@@ -150,7 +150,7 @@ class GgufModel:
         for name, of_layers in architecture.each.items():
             value = self._each(self._fields[name])
             raw |= {name: value[0], of_layers: value} if isinstance(value, list) and value else {name: value}
-        held = Held({name: tensor.shape for name, tensor in self.tensors.headers.items()})
+        held = TensorShapes({name: tensor.shape for name, tensor in self.tensors.headers.items()})
         for flag, parts in architecture.told.items():
             raw[flag] = any(map(held, (parts,) if isinstance(parts, str) else parts))
         row = (raw["num_experts"] and architecture.mixture) or architecture.model_type
@@ -308,7 +308,7 @@ class GgufModel:
             raw["rope_parameters"] = {"full_attention": whole, "sliding_attention": {"rope_theta": local}}
 
 
-def further_of(architecture: Architecture, raw: Mapping[str, Any], held: Held, where: str) -> dict[str, Any]:
+def further_of(architecture: Architecture, raw: Mapping[str, Any], held: TensorShapes, where: str) -> dict[str, Any]:
     """Fields by those that were read and by the tensors; `where` goes before the key that an error names."""
     if architecture.further is None:
         return {}

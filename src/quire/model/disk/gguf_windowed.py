@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from quire.core.errors import ModelError
-from quire.model.disk.gguf_architecture import Architecture, Held
+from quire.model.disk.gguf_architecture import Architecture, TensorShapes
 from quire.model.disk.gguf_names import GATING, KV_HEADS, NEXTN, SIGMOID, WINDOW
 
 FULL, LOCAL = "full_attention", "sliding_attention"
@@ -35,8 +35,8 @@ def ropes_of_kinds(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def facts_of_laguna(raw: Mapping[str, Any], has: Held) -> dict[str, Any]:
-    """Both ropes, and whether a gate is of a head or of each of its numbers, which the rows of its matrix tell."""
+def facts_of_laguna(raw: Mapping[str, Any], has: TensorShapes) -> dict[str, Any]:
+    """Fields of both ropes, and whether a gate is of a head or of each of its numbers, which the rows of its matrix tell."""
     one = has.rows("blk.0.attn_gate.weight") == raw[HEADS]
     kinds = raw.get("layer_types") or [FULL] * raw["num_hidden_layers"]
     return ropes_of_kinds(raw) | {"gating": "per-head" if one else "per-element", "layer_types": kinds}
@@ -50,8 +50,8 @@ def fields_of_laguna(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {HEADS: np.array(heads, np.int32), "local_turned": int(raw["head_dim"] * part)}
 
 
-def facts_of_mimo2(raw: Mapping[str, Any], has: Held) -> dict[str, Any]:
-    """Both ropes, and heads of keys and values, of which layers with a window have twice as many."""
+def facts_of_mimo2(raw: Mapping[str, Any], has: TensorShapes) -> dict[str, Any]:
+    """Fields of both ropes, and of heads of keys and values, of which layers with a window have twice as many."""
     layers = raw["num_hidden_layers"]
     kinds, counts = raw.get("layer_types") or [FULL] * layers, raw.get("kv_heads_of_layers") or [raw[KV_HEADS]] * layers
     heads = next((count for count, kind in zip(counts, kinds, strict=False) if kind == FULL), counts[0] // 2)
