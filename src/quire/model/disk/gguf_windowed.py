@@ -36,7 +36,7 @@ def ropes_of_kinds(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def facts_of_laguna(raw: Mapping[str, Any], has: TensorShapes) -> dict[str, Any]:
-    """Fields of both ropes, and whether a gate is of a head or of each of its numbers, which the rows of its matrix tell."""
+    """Fields of both ropes, and whether a gate is of a head or of each of its numbers, as its matrix has rows."""
     one = has.rows("blk.0.attn_gate.weight") == raw[HEADS]
     kinds = raw.get("layer_types") or [FULL] * raw["num_hidden_layers"]
     return ropes_of_kinds(raw) | {"gating": "per-head" if one else "per-element", "layer_types": kinds}
