@@ -147,4 +147,4 @@ def test_alibi(arch: str, layers: int, tmp_path: Path) -> None:
 
 
 def test_every_borrowed_architecture_is_tried() -> None:
-    assert set(READ) <= {name.split()[0] for name in CASES} | {"refact"}
+    assert set(READ) <= {name.split()[0] for name in CASES} | {"refact", "muse-glimmer"}

@@ -23,6 +23,7 @@ from quire.core.dtypes import F16
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model, load_model
 from quire.model.disk.checkpoint import EMBEDDED
+from quire.model.draft_sizes import AssistantSizes
 from quire.model.families.delta_sizes import DeltaSizes
 from quire.model.families.find import read_spec
 from quire.model.layer_sizes import LayerInputs, Streams
@@ -177,7 +178,7 @@ SPEC = replace(SPEC, shared=SharedBlocks(2, 32, True))
 SPEC = replace(SPEC, conv=ConvSizes(64, 3), delta=DeltaSizes(2, 4, 32, 16, 4, 32, True, True))
 SPEC = replace(SPEC, scan=ScanSizes(4, 32, 2, 16, 4), channels=ChannelSizes(64, 16, 32, 4))
 SPEC = replace(SPEC, patches=Patches(8), connector=Connector(64, 2, 256, 256, 128))
-SPEC = replace(SPEC, inputs=LayerInputs(32, 96), streams=Streams(4, 32))
+SPEC = replace(SPEC, inputs=LayerInputs(32, 96), streams=Streams(4, 32), assistant=AssistantSizes(64, 8, 2))
 
 
 @pytest.mark.parametrize("make", [dense, lambda w: quantize_torch(INT8, w, 32)])

@@ -40,17 +40,18 @@ OWN = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
 
 def check_alone(raw: Mapping[str, Any], where: str) -> None:
     """`ModelError` for the config.json of an assistant, which runs beside another model alone."""
-    if (kind := raw.get("model_type")) in ASSISTANTS:
+    kind = raw.get("model_type")
+    if isinstance(kind, str) and kind in ASSISTANTS:
         raise ModelError(f"{where}: model_type: {kind!r} does not run alone: {ALONE}")
 
 
 def read_assistant(raw: Mapping[str, Any], where: str) -> tuple[ModelSpec, Family, HfConfig]:
     """Spec, family and reader of the content of an assistant's config.json; `ModelError` where it is of none."""
     kind, part = raw.get("model_type"), text_part(raw)
-    if kind not in ASSISTANTS or part is None:
+    if not isinstance(kind, str) or kind not in ASSISTANTS or part is None:
         known = ", ".join(ASSISTANTS)
         raise ModelError(f"{where}: model_type {kind!r} is no model that drafts by the method mtp; known: {known}")
-    row, width = ASSISTANTS[str(kind)]
+    row, width = ASSISTANTS[kind]
     inner = HfConfig({**part.config, **OWN}, f"{where}: {part.where}")
     sizes = _sizes(HfConfig(raw, where), width)
     family = _with_ends(row(inner), sizes)

@@ -182,7 +182,7 @@ def _whole_rows(layer: Layer, spec: ModelSpec, ops: Ops, comm: Comm, step: int) 
         layer,
         qkv_changes=_qkv_changes(layer, ops, comm),
         attention=_gathered_scan(layer.attention, spec, ops, comm),
-        mlp=gates_over_ranks(layer.mlp, widths("down"), comm),
+        mlp=gates_over_ranks(layer.mlp, widths, comm),
     )
 
 

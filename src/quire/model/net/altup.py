@@ -6,6 +6,7 @@ learned augmented residual layer". Gates that few numbers pass: Gemma Team 2025.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import sqrt
 
@@ -106,11 +107,12 @@ class TensorParallelGate:
         return placed
 
 
-def gates_over_ranks(mlp: Mlp, widths: tuple[int, ...], comm: Comm) -> Mlp:
-    """`mlp` whose gates are cut by those of all ranks, `widths[rank]` of each; as it is without such gates."""
+def gates_over_ranks(mlp: Mlp, widths: Callable[[str], tuple[int, ...]], comm: Comm) -> Mlp:
+    """`mlp` whose gates are cut by those of all ranks, of which `widths` of "down" says how many each has; as it is
+    without such gates."""
     if not isinstance(mlp, GatedMlp) or not isinstance(mlp.gate_up, SparseGate):
         return mlp
-    return replace(mlp, gate_up=TensorParallelGate(mlp.gate_up.own, mlp.gate_up.factor, widths, comm))
+    return replace(mlp, gate_up=TensorParallelGate(mlp.gate_up.own, mlp.gate_up.factor, widths("down"), comm))
 
 
 @dataclass(frozen=True)
