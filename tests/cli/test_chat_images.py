@@ -44,7 +44,7 @@ def test_what_is_no_image(tmp_path: Path) -> None:
 def test_a_server_sees_the_image(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a picture.png").write_bytes(file_of())
     with seeing() as server:
-        lines = f"/image {tmp_path}/a picture.png\nwhy?\nand?\n".encode()
+        lines = f"/image {tmp_path}/a picture.png\nwhat?\nand?\n".encode()
         code, _, err = run("chat", "--server", server.url, "-n", "3", "--seed", "1", stdin=lines)
         assert code == 0 and "goes with the next message" in err
         first, second = server.stub.submitted
@@ -55,7 +55,7 @@ def test_a_server_sees_the_image(run: Run, tmp_path: Path) -> None:
 def test_a_server_without_eyes_says_so(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(file_of())
     with live() as server:
-        lines = f"/image {tmp_path}/a.png\nwhy?\n".encode()
+        lines = f"/image {tmp_path}/a.png\nwhat?\n".encode()
         code, _, err = run("chat", "--server", server.url, "-n", "3", stdin=lines)
         assert code == 1 and "image" in err.splitlines()[-1]
 
