@@ -14,21 +14,17 @@ from safetensors.torch import load_file, save_file
 
 from assistants import KINDS, asked, write_assistant, write_pair
 from engine_answers import Answer, engine_of, run
-from head_layers import relative
 from made_up_tower import VOCAB, Shown, image_request, sighted
-from mtp_drafts import PROMPT, logits_seen
+from mtp_drafts import IN_CHUNKS, check_logits
 from oracle import BACKENDS, edit_config
 from quire.cli.app import app
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
-from quire.core.params import SamplingParams
-from quire.core.request import Request
 from quire.model.describe import describe
 from quire.model.spec import Sight
 from quire.ops.choice import choose
 from quire.plan.needs import drafting_weights, needs
 from speculation_methods import GROWN, answers, requests_of
-from turns import working
 from ways_to_serve import differing
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
@@ -44,27 +40,7 @@ def engine_with(folder: Path, more: dict[str, Any] | None = None, **options: Any
 def test_the_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     """Over a prompt in chunks, behind windows, after drafts that were kept and lost."""
     pair = write_pair(tmp_path, kind)
-    engine = engine_with(tmp_path, dtype="float32", max_num_batched_tokens=16, max_num_seqs=4).engine
-    seen, tried = logits_seen(engine), 0
-    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
-    engine.submit(Request(id="r", prompt=PROMPT * 4, params=params, seed=1, arrival=0.0))
-    for _ in working(engine):
-        engine.step()
-        for seq in engine.scheduler.running:
-            if len(seq.tokens) <= seq.prompt_len:
-                continue
-            seen.clear()
-            engine.speculator.draft()
-            want = pair.logits(seq.tokens, len(seen))
-            assert relative(torch.cat(seen), want) < 1e-5
-            assert seq.draft.tokens == want.argmax(-1).tolist()
-            tried += len(seen)
-            if tried == 6:  # what the target says next takes the place of the draft: kept, as it is right
-                made = pair.target.generate(torch.tensor([seq.tokens]), max_new_tokens=3, do_sample=False)
-                seq.draft.tokens[:] = made[0, len(seq.tokens) :].tolist()
-        if tried > 12:
-            return
-    assert tried > 9
+    check_logits(engine_with(tmp_path, **IN_CHUNKS).engine, pair.logits, pair.target)
 
 
 @pytest.fixture(scope="module")
