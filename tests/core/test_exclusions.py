@@ -16,7 +16,7 @@ from gemma_variants import GEMMAS
 from head_folders import saved, write_medusa
 from hidden_rows import hide_rows
 from lora_adapters import LINEARS
-from model_variants import LATENTS, PLAIN_ROPE
+from model_variants import LATENTS, MIXTURES, PLAIN_ROPE
 from oracle import write
 from parallel_pairs import write_gptq
 from peft_layouts import Layout
@@ -124,7 +124,7 @@ FOLDERS: dict[f.Feature, Callable[[Path], object]] = {
     f.BLOCK_INDEXERS: lambda path: write(path, TINY["block indexers"][0], **TINY["block indexers"][1]),
     f.SHARED_INDEXERS: lambda path: write(path, TINY["shared indexers"][0], **TINY["shared indexers"][1]),
     f.CONVOLUTIONS: lambda path: write(path, TINY["convolutions"][0], **TINY["convolutions"][1]),
-    f.STATES: lambda path: write(path, TINY["states"][0], **TINY["states"][1]),
+    f.STATES: lambda path: write(path, MIXTURES["minimax"][0], **MIXTURES["minimax"][1]),
     f.CHANNEL_SCANS: lambda path: write(path, TINY["channel_scans"][0], **TINY["channel_scans"][1]),
     f.SHARED_BLOCKS: lambda path: write(path, TINY["shared_blocks"][0], **TINY["shared_blocks"][1]),
     f.STREAMS: lambda path: write(path, GEMMAS["gemma3n"][0], **GEMMAS["gemma3n"][1]),

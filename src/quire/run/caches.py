@@ -74,7 +74,8 @@ class Caches:
     The layers of a draft model are further layers of the same blocks, so that whoever has a block has both models'
     keys and values of its tokens: `part` is what one model sees. On a GPU a block behind the last one, `pad_block`,
     takes what rows that pad a step write. Where ranks share sequences, block i lies on rank i % ranks along that axis;
-    whatever names a block here names it among those of all. `through` [blocks + 1] says up to which of its slots a
+    whatever names a block here names it among those of all; `blocks` are in this process, that of a GPU's padding
+    included, even where none of its layers keeps anything of tokens. `through` [blocks + 1] says up to which of its slots a
     block holds what the draft model keeps; its last entry is of no block.
     """
 
@@ -94,7 +95,8 @@ class Caches:
             self._parts.append(range(had, len(homes)))
             first += model.spec.layers
         held = {home: layouts[layer] for home, layer in homes if home != NOWHERE}
-        self.own, kept = _allocated(ops, kv, held, kv.blocks // self._lanes + spare)
+        self.blocks = kv.blocks // self._lanes + spare
+        self.own, kept = _allocated(ops, kv, held, self.blocks)
         parts = {id(part) for cache in kept.values() for part in cache}
         self._kept = None if parts <= set(map(id, self.own)) else kept
         self.of_layer = [kept.get(home, ()) for home, _ in homes]
@@ -113,11 +115,6 @@ class Caches:
         held = own if layers is None else [own[layer] for layer in layers]
         part.of_layer, part.group_of = [self.of_layer[i] for i in held], [self.group_of[i] for i in held]
         return part
-
-    @property
-    def blocks(self) -> int:
-        """How many are in this process, that of a GPU's padding included."""
-        return len(self.own[0].keys)
 
     def move(self, moves: tuple[tuple[int, int, int], ...]) -> None:
         """Move slots, (source, destination, table that has them), in every layer of that table."""

@@ -163,6 +163,7 @@ OF_OTHER_MODELS = (
         "a convolution reads the rows before each of its own, and other ranks have them",
         OUT,
     ),
+    Exclusion(CONTEXT, STATES, "a recurrent state is made of all rows before, and other ranks have some of them", OUT),
     Exclusion(
         TENSOR,
         CHANNEL_SCANS,
