@@ -217,8 +217,15 @@ def _sequence_parallel_layer(layer: Layer, comm: Comm, first: bool) -> Layer:
         attention=_joined(layer, SequenceParallelAttention, comm),
         cross=cross,
         mlp_norm=SequenceParallelNorm(layer.mlp_norm, comm),
-        mlp=SequenceParallelMlp(layer.mlp, comm),
+        mlp=_scattered(layer.mlp, comm),
     )
+
+
+def _scattered(mlp: Mlp, comm: Comm) -> Mlp:
+    """Add the sum over ranks of each rank's rows; what is beside experts has norms between, which need sums."""
+    if isinstance(mlp, BESIDE):
+        return replace(mlp, mlp=SequenceParallelMlp(mlp.mlp, comm), experts=SequenceParallelMlp(mlp.experts, comm))
+    return SequenceParallelMlp(mlp, comm)
 
 
 def _qkv_changes(layer: Layer, ops: Ops, comm: Comm) -> tuple[RowChange, ...]:
