@@ -28,8 +28,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "scans": {"model": "scans"},
     "layers of one part": {"model": "layers_of_one_part"},
     "a scan beside attention": {"model": "beside"},
+    "experts whose scores scale rows": {"model": "chunks"},
 }
-OFTEN = ("int8",)
+OFTEN = ("int8", "experts whose scores scale rows")
 """What every run tries; the slow one tries all."""
 
 
@@ -58,6 +59,16 @@ def test_any_number_of_ranks_gives_the_same_bits(form: str, ranks: int, folders:
         return bits(folders, 4, rank_invariant=True, tensor_parallel_size=ranks, **FORMS[form])
 
     assert found(ranks) == found(1)
+
+
+def test_runs_whose_experts_scale_rows_have_the_rows_as_they_were(folders: Folders) -> None:
+    def log_probabilities(invariant: bool) -> list[float]:
+        options = {"model": folders("chunks"), "max_model_len": 128, "threads": 1, "dtype": "float32"}
+        with closing(LocalEngine(flat_config(**options, rank_invariant=invariant))) as engine:
+            (answer,) = answers(engine, requests_of(99, "")[:1]).values()
+        return [entry.logprob for row in answer for entry in row.logprobs]
+
+    assert log_probabilities(True) == pytest.approx(log_probabilities(False), abs=1e-5)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from foreign_weights import Parts, dequantize, gptq, quantize, replace_linears
 from gemma_variants import GEMMAS
 from head_folders import write_dflash, write_eagle, write_medusa
 from lora_adapters import LINEARS
-from model_variants import ENCODERS, MIXTURES
+from model_variants import CHUNKED, ENCODERS, LATENTS, MIXTURES
 from mtp_models import WITH_MTP, write_mtp
 from oracle import random_model, write
 from paths import DOCS
@@ -119,6 +119,10 @@ FEATURES: dict[str, dict[str, Any]] = {
     "states, suffix": {"model": "states", "speculative_config": METHODS["suffix"]},
     "states, draft model": {"model": "states", "speculative_config": METHODS["draft_model"]},
     "states and experts": {"model": "hybrid_experts"},
+    "states alone": {"model": "decays"},
+    "chunks, experts whose scores scale rows": {"model": "chunks"},
+    "experts beside an MLP": {"model": "beside_an_mlp"},
+    "experts that pass a layer by": {"model": "passing"},
     "experts": {"model": "experts"},
     "experts, int8": {"model": "experts", "quantization": "int8"},
     "experts, int8 KV": {"model": "experts", "kv_cache_dtype": "int8"},
@@ -208,7 +212,9 @@ class Folders:
         if name == "states_of_words":
             return str(write_speaking(path, "states"))
         families = TINY | {"gemma4": GEMMAS["gemma4"], "encoder": ("t5", ENCODERS["t5"][1]), "llama": ("llama", {})}
-        families["hybrid_experts"] = MIXTURES["qwen3_next"]
+        families |= {"hybrid_experts": MIXTURES["qwen3_next"], "chunks": CHUNKED["llama4"]}
+        families |= {"decays": MIXTURES["minimax_factors"], "beside_an_mlp": GEMMAS["gemma4_experts"]}
+        families["passing"] = LATENTS["longcat_flash"]
         family, facts = families[name]
         more = {} if name == "encoder" else {"max_position_embeddings": 256}
         write(path, family, **facts | more, dtype=torch.float32)

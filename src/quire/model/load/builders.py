@@ -237,7 +237,8 @@ def load_mlp_or_experts(reader: WeightReader, index: int) -> Mlp:
     spec = reader.opened.spec
 
     def load(one: Callable[[WeightReader, int], Mlp]) -> Mlp:
-        return in_runs(reader, lambda run: scaled(one(run, index), spec.factors.mlp_out))
+        writes = one is load_moe and bool(spec.moe.input_scores)
+        return in_runs(reader, lambda run: scaled(one(run, index), spec.factors.mlp_out), writes)
 
     if spec.is_sparse(index) and (spec.moe.beside or spec.moe.late):
         return load_beside(reader, index, load(load_mlp), load(load_moe))

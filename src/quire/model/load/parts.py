@@ -206,9 +206,9 @@ def _in_parts(reader: WeightReader, spec: ModelSpec, role: str, load: Callable[[
     return RankInvariantLinear(parts, columns // (len(parts) * reader.share.world))
 
 
-def in_runs(reader: WeightReader, make: Callable[[WeightReader], Mlp]) -> Mlp:
-    """What `make` makes of this rank's share, in runs where the reader makes any."""
-    return RankInvariantMlp(_of_runs(reader, RUNS, make)) if reader.form.runs else make(reader)
+def in_runs(reader: WeightReader, make: Callable[[WeightReader], Mlp], writes: bool = False) -> Mlp:
+    """What `make` makes of this rank's share, in runs where the reader makes any; `writes`: it writes to its rows."""
+    return RankInvariantMlp(_of_runs(reader, RUNS, make), writes) if reader.form.runs else make(reader)
 
 
 def _of_runs(reader: WeightReader, runs: int, make: Callable[[WeightReader], T]) -> tuple[T, ...]:

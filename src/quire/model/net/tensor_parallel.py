@@ -125,13 +125,17 @@ def tree_sum(ops: Ops, parts: list[Array]) -> Array:
 
 @dataclass(frozen=True)
 class RankInvariantMlp:
-    """An MLP, or experts, each of whose `parts` has a run of the hidden layer's columns."""
+    """An MLP, or experts, each of whose `parts` has a run of the hidden layer's columns. `writes`: a part writes to the
+    rows that it reads, so that all but the last are given a copy."""
 
     parts: tuple[Mlp, ...]
+    writes: bool = False
 
     def __call__(self, ops: Ops, h: Array) -> Array:
-        """h [T, hidden] -> [T, hidden]."""
-        return tree_sum(ops, [part(ops, h) for part in self.parts])
+        """h [T, hidden], which is given up where parts write to it -> [T, hidden]."""
+        *before, last = self.parts
+        made = [part(ops, ops.take_columns(h, 0, h.shape[1]) if self.writes else h) for part in before]
+        return tree_sum(ops, [*made, last(ops, h)])
 
 
 @dataclass(frozen=True)
