@@ -17,6 +17,7 @@ from mmproj_models import OLDER, TYPES, write_mmproj
 from mmproj_pairs import Pair, answered, load, rows_of
 from oracle import relative_error
 from paths import SUPPORT
+from quire.model.vision.mmproj_tensors import AUDIO
 
 HALVED = ("gemma3",)
 """Families of which the converter writes a matrix as F16 whatever the format."""
@@ -48,8 +49,9 @@ def test_what_tests_write_is_what_the_converter_writes(pair: Pair, tmp_path: Pat
     write_mmproj(pair.family, pair.source, tmp_path / "ours.gguf")
     theirs, ours = (gguf.GGUFReader(path) for path in (pair.mmproj, tmp_path / "ours.gguf"))
     one, other = ({t.name: np.array(t.data).squeeze() for t in file.tensors} for file in (theirs, ours))
+    one = {name: data for name, data in one.items() if not name.startswith(AUDIO)}
     assert set(one) - {"v.token_embd.img_break"} == set(other)
     assert not [name for name in other if not np.allclose(one[name], other[name], rtol=1e-3, atol=1e-6)]
-    for key in {key for key in theirs.fields if key.startswith("clip.")} - INVENTED:
+    for key in {key for key in theirs.fields if key.startswith("clip.") and "audio" not in key} - INVENTED:
         want, found = (file.fields[key].contents() for file in (theirs, ours))
         assert want == found or np.allclose(want, found), key

@@ -23,8 +23,9 @@ from quire.gguf.writer import NewTensor, write_file
 from quire.model.describe import open_model
 from quire.model.disk.headers import ModelHeaders
 from quire.model.families.multimodal import text_config
+from quire.model.tower_roles import BOUNDED, BOUNDS
 from quire.model.vision.mmproj import NAMES
-from vision_models import CONFIGS, make_vision_model
+from vision_models import CONFIGS, LIKE_GEMMA4, make_vision_model
 
 TYPES = {
     "gemma3": "gemma3",
@@ -41,6 +42,10 @@ TYPES = {
     "lfm2_vl": "lfm2",
     "llava": "mlp",
     "llava_next": "mlp",
+    "gemma4": "gemma4v",
+    "gemma4_moe": "gemma4v",
+    "gemma4_unified": "gemma4uv",
+    "llama4": "llama4",
 }
 """Family -> projector type."""
 OLDER = ("llava", "llava_next")
@@ -52,7 +57,10 @@ RENAMED = {
     "qwen3_5": ("qwen35", [3, 3, 2, 0]),
 }
 """Families whose decoder has an architecture of its own where it takes images, and its sections of rope."""
+FLAT = ("gemma4_unified", "llama4")
+"""Families whose patches are read by a matrix, channel by channel."""
 INTERN = {"architectures": ["InternVisionModel"], "num_hidden_layers": 4}
+POOLED = {"pooling_kernel_size": 3}
 WHOLE: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"vision_config": CONFIGS["qwen2_5_vl"]["vision_config"] | {"window_size": 112}},
     "lfm2_vl": {
@@ -62,6 +70,16 @@ WHOLE: dict[str, dict[str, Any]] = {
     },
     "internvl": {"vision_config": CONFIGS["internvl"]["vision_config"] | INTERN},
     "internvl_norms": {"vision_config": CONFIGS["internvl_norms"]["vision_config"] | INTERN},
+    "gemma4": {
+        "vision_config": CONFIGS["gemma4"]["vision_config"] | POOLED,
+        "text_config": CONFIGS["gemma4"]["text_config"] | {"pad_token_id": 0},
+    },
+    "llama4": {
+        "text_config": CONFIGS["llama4"]["text_config"]
+        | {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
+        | {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
+    },
+    **{name: {"vision_config": CONFIGS[name]["vision_config"] | POOLED} for name in ("gemma4_moe", "gemma4_unified")},
 }
 """Fields of config.json that the converter needs, or that no key records."""
 NAMED = {"vision_tower.": "model.vision_tower.", "multi_modal_": "model.multi_modal_",
@@ -73,6 +91,9 @@ RELEASED = {
     "internvl_norms": NAMED,
 }
 """How published files call what newer versions of transformers call otherwise, and the converter does not."""
+ALONE = ("class_token", "newline", "std_bias", "std_scale",
+         *(f"{role}_{bound}" for role in BOUNDED for bound in BOUNDS))  # fmt: skip
+"""Roles whose one tensor has no ending."""
 SWAPPED = {"up": "down", "down": "up"}
 OUTER = ("model.language_model.", "language_model.model.", "model.text_model.")
 GELU = ("gelu", "gelu_pytorch_tanh")
@@ -93,6 +114,10 @@ def make_source(family: str, folder: Path) -> None:
         said = {name: said[name] for name in ("image_processor_type", "image_mean", "image_std")}
     if family.startswith("internvl"):
         said |= {"max_patches": 12}
+    if family in LIKE_GEMMA4:
+        said |= POOLED | {"max_soft_tokens": 280}
+    if family == "llama4":
+        said |= {"max_patches": 16}
     path.write_text(json.dumps(said))
 
 
@@ -159,11 +184,14 @@ def write_mmproj(family: str, folder: Path, out: Path, kind: str = "F32") -> Non
     writer = gguf.GGUFWriter(out, "clip")
     writer.add_name("tiny")
     writer.add_type("mmproj")
-    writer.add_clip_projector_type(TYPES[family])
+    if family in LIKE_GEMMA4:
+        writer.add_clip_vision_projector_type(TYPES[family])
+    else:
+        writer.add_clip_projector_type(TYPES[family])
     writer.add_clip_has_vision_encoder(True)
     _metadata(family, folder, raw, writer)
     for name, tensor in mmproj_tensors(family, folder):
-        _add(writer, name, np.ascontiguousarray(tensor), kind)
+        _add(writer, name, np.ascontiguousarray(tensor), kind, family in FLAT)
     _write(writer)
 
 
@@ -176,21 +204,23 @@ def _metadata(family: str, folder: Path, raw: dict[str, Any], writer: gguf.GGUFW
     side = side[0] if isinstance(side, list) else side
     grid = spec.patches.grid[0] * spec.patches.size
     writer.add_vision_projection_dim(told.spec.hidden)
-    writer.add_vision_image_size({"lfm2_vl": 256, "qwen2_vl": 560, "qwen2_5_vl": 560}.get(family, side or grid))
-    writer.add_vision_patch_size(spec.patches.size)
+    unsaid = {"lfm2_vl": 256, "qwen2_vl": 560, "qwen2_5_vl": 560} | dict.fromkeys(LIKE_GEMMA4, 224)
+    writer.add_vision_image_size(unsaid.get(family, side or grid))
+    writer.add_vision_patch_size(8 if family in LIKE_GEMMA4 else spec.patches.size)
     writer.add_vision_embedding_length(spec.hidden)
-    writer.add_vision_feed_forward_length(64 if family == "qwen2_vl" else spec.intermediate)
+    wide = {"qwen2_vl": 64, "gemma4_unified": 0}
+    writer.add_vision_feed_forward_length(wide.get(family, spec.intermediate))
     writer.add_vision_block_count(spec.layers)
-    writer.add_vision_head_count(spec.heads)
-    writer.add_vision_attention_layernorm_eps(spec.norm_eps)
+    writer.add_vision_head_count(spec.heads if spec.layers else 0)
+    writer.add_vision_attention_layernorm_eps(1e-6 if family == "gemma4_unified" else spec.norm_eps)
     writer.add_vision_image_mean(image["image_mean"])
     writer.add_vision_image_std(image["image_std"])
-    if (act := inner.raw["hidden_act"]) in GELU:
+    if (act := inner.raw["hidden_act"]) in GELU and family not in LIKE_GEMMA4:
         writer.add_vision_use_gelu(True)
     elif act == "silu":
         writer.add_vision_use_silu(True)
     kind = TYPES[family]
-    if kind in ("gemma3", "idefics3", "internvl", "lfm2"):
+    if kind in ("gemma3", "idefics3", "internvl", "lfm2", "llama4"):
         writer.add_vision_projector_scale_factor(spec.patches.merge)
     if kind == "qwen3vl_merger" or family == "mistral3":
         writer.add_vision_spatial_merge_size(2)
@@ -214,7 +244,8 @@ def mmproj_tensors(family: str, folder: Path) -> Iterator[tuple[str, np.ndarray[
     assert opened is not None
     row = PROJECTORS[TYPES[family]]
     deep = raw["vision_config"].get("deepstack_visual_indexes") or []
-    for part, names in ((opened.tower, NAMES), (opened.projector, row.names)):
+    towers = NAMES | row.towers | ({"mlp_norm": "attn_post_norm"} if family == "llama4" else {})
+    for part, names in ((opened.tower, towers), (opened.projector, row.names)):
         for (role, place), found in part.claim.parts.items():
             for ending, name in found.items():
                 tensor = np.asarray(part.source.tensor(name)).astype(np.float32)
@@ -222,7 +253,7 @@ def mmproj_tensors(family: str, folder: Path) -> Iterator[tuple[str, np.ndarray[
                 start = "" if layer is None else names["layer"].format(layer)
                 for one, numbers in _parts(role, tensor, part, family):
                     base = start + names[SWAPPED.get(one, one) if family in OLDER else one]
-                    yield (base if one in ("class_token", "newline") else f"{base}.{ending}"), numbers
+                    yield (base if one in ALONE else f"{base}.{ending}"), numbers
 
 
 def _parts(
@@ -239,14 +270,19 @@ def _parts(
         yield role, tensor + 1
     elif role == "connector_down" and family == "gemma3":
         yield role, tensor.T
+    elif role == "positions" and family in LIKE_GEMMA4:
+        two = tensor.reshape(-1, 2, spec.hidden).swapaxes(0, 1) if family == "gemma4_unified" else tensor
+        yield role, two.reshape(2, -1, spec.hidden)
+    elif family in FLAT and tensor.shape[-1] == 3 * spec.patches.size**2:
+        yield role, tensor.reshape(*tensor.shape[:-1], -1, 3).swapaxes(-1, -2).reshape(tensor.shape)
     elif role == "connector_merge":
         yield role, tensor.reshape(len(tensor), -1, spec.connector.width).swapaxes(1, 2).reshape(tensor.shape)
     else:
         yield role, tensor
 
 
-def _add(writer: gguf.GGUFWriter, name: str, tensor: np.ndarray[Any, Any], kind: str) -> None:
-    if name == "v.patch_embd.weight":
+def _add(writer: gguf.GGUFWriter, name: str, tensor: np.ndarray[Any, Any], kind: str, flat: bool) -> None:
+    if name == "v.patch_embd.weight" and not flat:
         for i, kernel in enumerate(_kernels(tensor)):
             writer.add_tensor(f"{name}.{i}" if i else name, np.ascontiguousarray(kernel))
         return

@@ -14,6 +14,7 @@ from quire import LLM
 from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.model.build import Model, load_model
+from vision_models import LIKE_GEMMA4
 from vision_oracle import SHAPES, any_size, prompt_image, see
 from vision_prompts import photograph
 
@@ -21,6 +22,8 @@ CHAT: list[dict[str, Any]] = [
     {"role": "user", "content": [
         {"type": "image", "image": photograph(90, 130, 1)}, {"type": "text", "text": "What is this?"}]},
 ]  # fmt: skip
+OWN = {"lfm2_vl": (1, 64, 96), **dict.fromkeys(LIKE_GEMMA4, (1, 72, 120))}
+"""Tiles of images, where they are not those of `SHAPES`."""
 SIZE = (77, 99)
 """Height and width of an image as it comes."""
 
@@ -48,7 +51,7 @@ def load(model: Path, **options: Any) -> Model:
 
 def rows_of(family: str, model: Model) -> Tensor:
     """Rows of an image of noise, as many as the tower makes."""
-    shape = (1, 64, 96) if family == "lfm2_vl" else SHAPES[family][0] if family in SHAPES else any_size(family, SIZE)
+    shape = OWN.get(family) or (SHAPES[family][0] if family in SHAPES else any_size(family, SIZE))
     assert model.vision is not None
     with pytest.raises(ValueError, match="the tower makes") as counted:
         model.vision(prompt_image(shape, SIZE, 1000))

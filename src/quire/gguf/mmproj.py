@@ -13,7 +13,8 @@ import numpy as np
 
 from quire.core.errors import ModelError
 from quire.gguf.file import CLIP, GgufFile, is_gguf, kind_of
-from quire.gguf.projector_types import IMAGE, PROJECTORS, READ, VISION, Fields, ProjectorType
+from quire.gguf.projector_fields import IMAGE, READ, VISION, Fields
+from quire.gguf.projector_types import PROJECTORS, ProjectorType
 
 KIND = "mmproj"
 """What `kind_of` calls such a file."""

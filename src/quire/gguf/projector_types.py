@@ -6,135 +6,26 @@ converters; what no key records is what the family's published folders say. See 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-
-class Header(Protocol):
-    """What a file says. `infos`: shape of each tensor, slowest axis first."""
-
-    shapes: Mapping[str, tuple[int, ...]]
-
-    def get(self, key: str, default: Any = ...) -> Any:
-        """The value of `clip.KEY`; `default` where there is none, an error if that is ... ."""
-        ...
-
-
-Fields = Mapping[str, Any]
-"""Field of a JSON file -> its value, or a function of a `Header` that gives it; None leaves the field out."""
-
-
-def key(name: str, default: Any = ...) -> Callable[[Header], Any]:
-    """The value of `clip.vision.NAME`."""
-    return lambda header: header.get(f"vision.{name}", default)
-
-
-def edges(*names: str, side: str, default: Any = ...) -> Callable[[Header], Any]:
-    """An object with the same number, that of a key, under each of `names`."""
-    return lambda header: dict.fromkeys(names, header.get(f"vision.{side}", default))
-
-
-def rows(tensor: str) -> Callable[[Header], Any]:
-    """How many rows a matrix has."""
-    return lambda header: header.shapes[tensor][-2] if tensor in header.shapes else None
-
-
-def has(tensor: str) -> Callable[[Header], Any]:
-    """Whether there is this tensor."""
-    return lambda header: tensor in header.shapes
-
-
-def lacks(tensor: str) -> Callable[[Header], Any]:
-    """Whether there is no such tensor."""
-    return lambda header: tensor not in header.shapes
-
-
-def activation(gelu: str = "gelu", neither: str = "quick_gelu") -> Callable[[Header], Any]:
-    """The tower's: silu, what `use_gelu` means in the family, or what files mean that say neither."""
-    return lambda header: (
-        "silu" if header.get("use_silu", False) else gelu if header.get("use_gelu", False) else neither
-    )
-
-
-def width(header: Header) -> Any:
-    """Width of the tower's MLP, which the key does not say in all files: the wider side of a matrix."""
-    found = header.shapes.get("v.blk.0.ffn_up.weight")
-    return header.get("vision.feed_forward_length") if found is None else max(found)
-
-
-def merged_rows(usual: int) -> Callable[[Header], Any]:
-    """Rows of a tile whose patches are joined in squares of `projector.scale_factor`, or `usual`, a side."""
-
-    def count(header: Header) -> Any:
-        side = header.get("vision.image_size") // header.get("vision.patch_size")
-        return (side // (header.get("vision.projector.scale_factor", usual) or 1)) ** 2
-
-    return count
-
-
-def ratio(header: Header) -> Any:
-    """One over `projector.scale_factor`."""
-    return 1 / (header.get("vision.projector.scale_factor", 2) or 1)
-
-
-def chosen(name: str) -> Callable[[Header], Any]:
-    """Places of the layers for which a list says yes."""
-    return lambda header: [i for i, on in enumerate(header.get(f"vision.{name}", ())) if on]
-
-
-def whole_layers(header: Header) -> Any:
-    """Layers that see the whole image, each behind `n_wa_pattern` - 1 that see a window."""
-    every = header.get("vision.n_wa_pattern")
-    return list(range(every - 1, header.get("vision.block_count"), every)) if every else None
-
-
-def norm_kind(header: Header) -> Any:
-    """Norms with biases are layer norms."""
-    return "layer_norm" if "v.blk.0.ln1.bias" in header.shapes else "rms_norm"
-
-
-def pairs(name: str) -> Callable[[Header], Any]:
-    """[height, width] of a list in which each width stands before its height."""
-
-    def read(header: Header) -> Any:
-        flat = list(header.get(f"vision.{name}", ()))
-        return [[high, wide] for wide, high in zip(flat[::2], flat[1::2], strict=False)] or None
-
-    return read
-
-
-def either(tensor: str, there: Any, gone: Any = None) -> Callable[[Header], Any]:
-    """`there` where the file has a tensor, `gone` where not."""
-    return lambda header: there if tensor in header.shapes else gone
-
-
-def layers_read(header: Header) -> Any:
-    """The layers whose rows go on; files without a list lack those behind the last that does."""
-    return list(header.get("vision.feature_layer", ())) or -1
-
-
-VISION: Fields = {
-    "hidden_size": key("embedding_length"),
-    "num_hidden_layers": key("block_count"),
-    "num_attention_heads": key("attention.head_count"),
-    "intermediate_size": width,
-    "image_size": key("image_size"),
-    "patch_size": key("patch_size"),
-    "layer_norm_eps": key("attention.layer_norm_epsilon"),
-}
-"""Fields of a `vision_config`."""
-IMAGE: Fields = {"image_mean": key("image_mean"), "image_std": key("image_std")}
-"""Fields of a preprocessor_config.json."""
-READ = frozenset({
-    "projector_type", "vision.projector_type", "use_gelu", "use_silu", "vision.image_size", "vision.patch_size",
-    "vision.embedding_length", "vision.feed_forward_length", "vision.projection_dim", "vision.block_count",
-    "vision.attention.head_count", "vision.attention.layer_norm_epsilon", "vision.image_mean", "vision.image_std",
-    "has_vision_encoder", "has_text_encoder", "has_audio_encoder", "has_llava_projector", "has_qwen2vl_merger",
-    "vision.mm_projector_type", "vision.image_aspect_ratio", "vision.image_crop_resolution",
-    "vision.image_split_resolution",
-})  # fmt: skip
-"""Keys below "clip." that are read for every type, or change nothing."""
+from quire.gguf.projector_fields import (
+    Fields,
+    activation,
+    chosen,
+    edges,
+    either,
+    has,
+    key,
+    lacks,
+    layers_read,
+    merged_rows,
+    norm_kind,
+    pairs,
+    ratio,
+    rows,
+    whole_layers,
+)
 
 
 @dataclass(frozen=True)
@@ -142,11 +33,14 @@ class ProjectorType:
     """How files of one type are read.
 
     `texts`: `general.architecture` of the file with the decoder -> `model_type` of the whole. `tower`: `model_type` of
-    the `vision_config`, of which `vision` has further fields. `config`, `image`, `text`: fields of config.json,
+    the `vision_config`, of which `vision` has further fields, and `towers` names of parts that are not called as
+    elsewhere, by role. `config`, `image`, `text`: fields of config.json,
     preprocessor_config.json and processor_config.json. `names`: of the projector's tensors, by role. `keys`: further
     keys that are read. `interleaved`: rows of queries and keys lie as rope turns them. `skipped`: beginnings of names
     of what has another place here. `stack`: beginning of names of a list of projectors, of which each has the number
-    of its layer in the tower.
+    of its layer in the tower. `unfolded`: matrices and vectors (with their ending, if that is no weight) whose numbers
+    of a patch lie channel by channel. `swapped`: tensors whose first two axes are swapped. `called`: what some
+    converters call parts of layers -> their names.
     """
 
     texts: Mapping[str, str]
@@ -160,6 +54,10 @@ class ProjectorType:
     interleaved: bool = False
     skipped: tuple[str, ...] = ()
     stack: str = ""
+    unfolded: tuple[str, ...] = ()
+    swapped: tuple[str, ...] = ()
+    called: Mapping[str, str] = field(default_factory=dict)
+    towers: Mapping[str, str] = field(default_factory=dict)
 
 
 SCALE = "vision.projector.scale_factor"
@@ -185,6 +83,13 @@ def qwen_image(least: int, most: int) -> Fields:
     }
 
 
+PATCH, POSITIONS = "v.patch_embd", "v.position_embd.weight"
+GEMMA4_IMAGE: Fields = {
+    "image_processor_type": "Gemma4ImageProcessor",
+    "patch_size": key("patch_size"),
+    "pooling_kernel_size": key("projector.scale_factor", 3),
+}
+TANH = "gelu_pytorch_tanh"
 CLASS, NEWLINE = "v.class_embd", "model.image_newline"
 LLAVA_IMAGE: Fields = {
     "image_processor_type": either(NEWLINE, "LlavaNextImageProcessor", "CLIPImageProcessor"),
@@ -223,6 +128,58 @@ PROJECTORS: dict[str, ProjectorType] = {
             "size": edges("height", "width", side="image_size"),
         },
         keys=(SCALE,),
+    ),
+    "gemma4v": ProjectorType(
+        {"gemma4": "gemma4"},
+        "gemma4_vision",
+        {"connector_down": "mm.input_projection"},
+        vision={
+            "hidden_activation": activation(TANH, neither=TANH),
+            "rms_norm_eps": key("attention.layer_norm_epsilon"),
+            "position_embedding_size": rows(POSITIONS),
+            "pooling_kernel_size": key("projector.scale_factor", 3),
+            "use_clipped_linears": has("v.blk.0.attn_q.input_min"),
+            "standardize": has("v.std_bias"),
+        },
+        image=GEMMA4_IMAGE,
+        keys=(SCALE,),
+    ),
+    "gemma4uv": ProjectorType(
+        {"gemma4": "gemma4_unified"},
+        "gemma4_unified_vision",
+        {"connector_down": "mm.input_projection"},
+        vision={
+            "mm_embed_dim": key("embedding_length"),
+            "mm_posemb_size": rows(POSITIONS),
+            "rms_norm_eps": key("attention.layer_norm_epsilon", 1e-6),
+            "pooling_kernel_size": key("projector.scale_factor", 3),
+            **dict.fromkeys(("num_attention_heads", "intermediate_size"), 1),
+        },
+        image=GEMMA4_IMAGE,
+        keys=(SCALE,),
+        unfolded=(PATCH, "v.patch_norm.1", "v.patch_norm.1.bias"),
+        swapped=(POSITIONS,),
+        towers={"embed_norm": "v.patch_norm.3"},
+    ),
+    "llama4": ProjectorType(
+        {"llama4": "llama4"},
+        "llama4_vision_model",
+        {"connector_up": "mm.model.mlp.1", "connector_mid": "mm.model.mlp.2", "connector_down": "mm.model.fc"},
+        vision={
+            "hidden_act": activation(),
+            "pixel_shuffle_ratio": ratio,
+            "projector_input_dim": rows("mm.model.mlp.1.weight"),
+            "projector_output_dim": rows("mm.model.mlp.2.weight"),
+            "vision_output_dim": rows("mm.model.mlp.2.weight"),
+        },
+        image={
+            "image_processor_type": "Llama4ImageProcessor",
+            "size": edges("height", "width", side="image_size"),
+        },
+        text={"patch_size": key("patch_size"), "pixel_shuffle_ratio": ratio},
+        keys=(SCALE,),
+        unfolded=(PATCH,),
+        called={"attn_post_norm": "ln2"},
     ),
     "qwen2vl_merger": ProjectorType(
         {"qwen2vl": "qwen2_vl"},

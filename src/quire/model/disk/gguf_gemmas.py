@@ -51,7 +51,8 @@ def part_of_head(raw: Mapping[str, Any], turned: str, size: str) -> dict[str, An
 def layers_of_gemma4(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
     """Heads of keys and values of both kinds of layers, the width of MLPs that is not doubled, and both ropes.
 
-    Layers that see everything and have no matrix of values use their keys.
+    Layers that see everything and have no matrix of values use their keys. What no key records is as in published
+    folders: in models without per-layer embeddings, rows of an image see each other.
     """
     layers, kinds = raw["num_hidden_layers"], raw.get("layer_types") or [FULL] * raw["num_hidden_layers"]
     own = range(layers - (raw.get("num_kv_shared_layers") or 0))
@@ -70,6 +71,7 @@ def layers_of_gemma4(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict
         "use_double_wide_mlp": widths[-1] != widths[0],
         "enable_moe_block": bool(raw["num_experts"]),
         "vocab_size_per_layer_input": raw["vocab_size"],
+        "use_bidirectional_attention": None if raw.get("hidden_size_per_layer_input") else "vision",
         "rope_scaling": None,
         "rope_parameters": {
             FULL: part_of_head(raw, "turned", "global_head_dim") | whole_rope,

@@ -16,31 +16,44 @@ from quire.model.disk.hf_config import HfConfig
 from quire.model.families.multimodal import MULTIMODAL, vision_config
 from quire.model.load.roles import FUSED
 from quire.model.spec import ModelSpec, Sight
+from quire.model.tower_roles import BOUNDED, BOUNDS
 from quire.model.vision.mmproj_tensors import MmprojTensors
 from quire.model.vision.tensors import VisionMatrices
 from quire.model.vision.vision_headers import VisionPart, VisionSaid
 
+MATRICES = {
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "o": "attn_out",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
 NAMES = {
     "patch": "v.patch_embd",
+    "patch_norm": "v.patch_norm.1",
+    "patch_out_norm": "v.patch_norm.2",
     "class_token": "v.class_embd",
     "positions": "v.position_embd",
     "embed_norm": "v.pre_ln",
     "final_norm": "v.post_ln",
     "layer": "v.blk.{}.",
     "attn_norm": "ln1",
+    "attn_post_norm": "attn_post_norm",
     "mlp_norm": "ln2",
-    "q": "attn_q",
-    "k": "attn_k",
-    "v": "attn_v",
+    "mlp_post_norm": "ffn_post_norm",
     "qkv": "attn_qkv",
-    "o": "attn_out",
     "q_row_norm": "attn_q_norm",
     "k_row_norm": "attn_k_norm",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
     "attn_scale": "ls1",
     "mlp_scale": "ls2",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "down": "ffn_down",
+    "std_bias": "v.std_bias",
+    "std_scale": "v.std_scale",
+    **MATRICES,
+    **{f"{role}_{bound}": f"{MATRICES[role]}.{bound}" for role in BOUNDED for bound in BOUNDS},
 }
 """Role of a tower -> name, the same for every type of projector."""
 
@@ -66,16 +79,17 @@ def open_mmproj(found: Mmproj, text: GgufModel, spec: ModelSpec) -> tuple[Vision
     projector = said.projector
     names = {role: found.row.names[role] for role in projector.names}
     own = _own(names, source.infos)
-    towers = names_of(said.tower.family.names, source.infos)
+    towers = names_of(said.tower.family.names, source.infos, found.row.towers)
     family = said.trimmed(replace(said.tower.family, names=towers, buffers=(), skipped=found.row.skipped))
     shape = replace(said.spec, interleaved_rope=found.row.interleaved)
     tower = VisionPart(said.inner, shape, family, _required(said.tower.required(said.inner), towers), "")
     norm = replace(projector.spec, norm=projector.spec.norm.removesuffix("1p"))  # which files hold whole
     made = VisionPart(said.config, norm, replace(projector.family, names=names), frozenset(projector.required), "")
+    unfolded = dict.fromkeys(found.row.unfolded, 3)
     turned = [names[role] for role in projector.turned]
     grouped = {names[role]: projector.spec.connector.width for role in projector.grouped}
     headers = VisionHeaders(
-        tower.open(found.file.path, VisionMatrices(source, source.infos.keys() - own), 0),
+        tower.open(found.file.path, VisionMatrices(source, source.infos.keys() - own, (), unfolded), 0),
         made.open(found.file.path, VisionMatrices(source, own, turned, grouped), 0),
         said.reading,
         sum(tensor.nbytes for tensor in found.file.tensors.values()),
@@ -83,12 +97,14 @@ def open_mmproj(found: Mmproj, text: GgufModel, spec: ModelSpec) -> tuple[Vision
     return headers, table.sight(_text(text, where), vision_config(raw, where))
 
 
-def names_of(roles: Collection[str], tensors: Collection[str]) -> dict[str, str]:
-    """The format's names for the roles of a tower, whose queries, keys and values are one matrix or three."""
-    parts = set(FUSED["qkv"])
-    kept = set(roles) - parts - {"qkv"}
-    kept |= {"qkv"} if any(".attn_qkv." in name for name in tensors) else parts
-    return {role: NAMES[role] for role in sorted(kept)}
+def names_of(roles: Collection[str], tensors: Collection[str], own: Mapping[str, str]) -> dict[str, str]:
+    """The format's names for the roles of a tower, `own` or as elsewhere; queries, keys and values are one matrix or
+    three."""
+    parts = {*FUSED["qkv"], "qkv"}
+    kept = set(roles) - parts
+    if kept != set(roles):
+        kept |= {"qkv"} if any(".attn_qkv." in name for name in tensors) else set(FUSED["qkv"])
+    return {role: own.get(role) or NAMES[role] for role in sorted(kept)}
 
 
 def _required(parts: frozenset[str], names: Mapping[str, str]) -> frozenset[str]:

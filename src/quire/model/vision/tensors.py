@@ -20,8 +20,8 @@ class VisionMatrices:
     columns, a number alone as a vector. The kernel of a
     convolution [n, channels, ...] becomes a matrix [n, k] whose columns are the pixels of a patch in their order, the
     channels of each together, as they lie in an image. Of bases in `turned` the matrix is [k, n] in the file; those in
-    `grouped` have the numbers of each patch within those of a row, or of a channel, of which there are so many, and
-    become as kernels do.
+    `grouped`, vectors too, have the numbers of each patch within those of a row, or of a channel, of which there are so
+    many, and become as kernels do.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class VisionMatrices:
         channels = found.shape[1] if len(found.shape) > 3 else self._grouped.get(base, 0)
         if not channels:
             return found.reshape(shape)
-        return found.reshape(shape[0], channels, -1).swapaxes(1, 2).reshape(shape)
+        return found.reshape(*shape[:-1], channels, -1).swapaxes(-1, -2).reshape(shape)
 
     def read_ahead(self, names: Iterable[str]) -> None:
         """Have the system read the tensors `names`."""
