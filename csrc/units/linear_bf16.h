@@ -56,7 +56,7 @@ QUIRE_INLINE void with_bf16_rows(int64_t m, const Fn& f) {
 template <bool kMany, class Fn>
 QUIRE_INLINE void with_bf16_tile(int64_t m, const Fn& f) {
     if (m > 1) return with_bf16_rows<kFewBlocks, kMany>(m, f);
-    g_tuning.row_streams == 1 ? f.template operator()<1, kRowBlocks, true>() : f.template operator()<1, kFewBlocks, true>();
+    g_tuning.row_streams == 1 ? f.template operator()<1, kRowBlocks, true>() : f.template operator()<1, kRowStreams, true>();
 }
 
 struct Bf16 {

@@ -59,7 +59,7 @@ struct Floats {
 
     template <class Fn>
     static void with_tile(int64_t m, const Fn& f) {
-        if (m == 1) return g_tuning.row_streams == 1 ? f.template operator()<1, Number::kRowBlocks, true>() : f.template operator()<1, kFewBlocks, true>();
+        if (m == 1) return g_tuning.row_streams == 1 ? f.template operator()<1, Number::kRowBlocks, true>() : f.template operator()<1, kRowStreams, true>();
         if (m <= kFewRows) return f.template operator()<kFewRows, kFewBlocks, false>();
         if (m > kSomeRows) return f.template operator()<kManyRows, kManyBlocks, false>();
         f.template operator()<kTileRows, kTileBlocks, false>();

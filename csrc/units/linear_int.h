@@ -182,7 +182,8 @@ struct Ints {
     template <class Fn>
     static void with_tile(int64_t m, const Fn& f) {
         constexpr int kFew = (kFewBlocks + kPlanes - 1) / kPlanes, kMost = (kTileBlocks + kPlanes - 1) / kPlanes;
-        if (m == 1) return g_tuning.row_streams == 1 ? f.template operator()<1, 1, true>() : f.template operator()<1, kFew, true>();
+        constexpr int kSideBySide = (kRowStreams + kPlanes - 1) / kPlanes;
+        if (m == 1) return g_tuning.row_streams == 1 ? f.template operator()<1, 1, true>() : f.template operator()<1, kSideBySide, true>();
         if (m <= kFewRows) return f.template operator()<kFewRows / kDigits, kFew, kStreams>();
         if constexpr (kStreams)
             if (m <= kTileRows) return f.template operator()<kTileRows, kMost, true>();

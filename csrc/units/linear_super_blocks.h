@@ -102,7 +102,7 @@ template <class W, int R, int NB, int kInterleaved>
         for (int b = 0; b < NB; ++b) acc[r][b] = set1(0.0f);
     const U table = kForm.table ? load_table(c.w.table) : set1_u(0);
     const int64_t supers = c.w.k / kSuperColumns, block_bytes = super_block_bytes(c, kForm), stride = block_bytes * step;
-    const int64_t ahead = R == 1 ? g_tuning.ahead : stream_ahead(NB);
+    const int64_t ahead = stream_ahead(NB);
     const int64_t x_step = kInterleaved > 1 ? 4 : c.x_stride;
     const char* from = c.w.codes + block * block_bytes;
     const char* x = c.x + row * c.x_stride;
@@ -123,12 +123,8 @@ template <class W, int R, int NB, int kInterleaved>
         for (int64_t i = 0; i < kForm.multiples_bytes(); i += 64) prefetch_at(from + i);
         from += kForm.multiples_bytes();
         for (int64_t chunk = 0; chunk < kSuperColumns / 32; ++chunk, from += kForm.chunk_bytes(), x += 32 * kInterleaved) {
-            U planes[kForm.bits];
 #pragma GCC unroll 8
-            for (int i = 0; i < kForm.bits; ++i) {
-                prefetch_at(from + i * 64);
-                if constexpr (R == 1) planes[i] = kept(load_u(from + i * 64));
-            }
+            for (int i = 0; i < kForm.bits; ++i) prefetch_at(from + i * 64);
             unrolled<0, 8 / kWords>([&](auto part) {
                 const int64_t g = chunk * (8 / kWords) + part;
                 I sum[R][NB];
@@ -137,7 +133,7 @@ template <class W, int R, int NB, int kInterleaved>
                     U codes[NB];
 #pragma GCC unroll 8
                     for (int b = 0; b < NB; ++b) {
-                        codes[b] = super_word<kForm.bits, w>([&](int i) { return R == 1 ? planes[i] : load_u(from + b * stride + i * 64); });
+                        codes[b] = super_word<kForm.bits, w>([&](int i) { return load_u(from + b * stride + i * 64); });
                         if constexpr (kForm.table) codes[b] = look_up(table, codes[b]);
                     }
 #pragma GCC unroll 16
@@ -250,6 +246,81 @@ void expanded_tiles(const LinearCall& c, char* expanded, int64_t row, int64_t ro
     if constexpr (R > 1) expanded_tiles<W, NB, R / 2>(c, expanded, row, rows, block, part);
 }
 
+// 32 columns of a block and a row: the planes of the weights and the bytes from there to those to prefetch, the multiples of their
+// super-block and which of them are theirs, the units, the row's codes and its first group.
+struct Chunk {
+    const char* planes;
+    int64_t ahead;
+    const char* multiples;
+    int64_t first;
+    F unit, least;
+    const char* x;
+    int64_t group;
+};
+
+// Adds the product of a chunk to the row's sums.
+template <class W>
+QUIRE_INLINE F add_chunk(F acc, const LinearCall& c, const Chunk& of, U table) {
+    constexpr SuperForm kForm = W::kForm;
+    constexpr int kWords = kForm.group / 4;
+    U planes[kForm.bits];
+#pragma GCC unroll 8
+    for (int i = 0; i < kForm.bits; ++i) {
+        prefetch(of.planes + i * 64 + of.ahead);
+        planes[i] = kept(load_u(of.planes + i * 64));
+    }
+    unrolled<0, 8 / kWords>([&](auto part) __attribute__((always_inline)) {
+        I sum = set1_i(kForm.mins ? 0 : c.x_start[of.group + part]);
+        unrolled<part * kWords, part * kWords + kWords>([&](auto w) __attribute__((always_inline)) {
+            U codes = super_word<kForm.bits, w>([&](int i) __attribute__((always_inline)) { return planes[i]; });
+            if constexpr (kForm.table) codes = look_up(table, codes);
+            sum = super_dot<W>(sum, codes, set1_u(word(of.x + w * 4)));
+        });
+        const SuperScales scales = super_scales<W>(of.multiples, of.first + part, of.unit, of.least);
+        acc = fma(to_f(sum), mul(scales.scale, set1(c.x_scales[of.group + part])), acc);
+        if constexpr (kForm.mins) acc = fma(scales.least, set1(c.x_sums[of.group + part]), acc);
+    });
+    return acc;
+}
+
+// A single row and `blocks` <= NB blocks, which take turns chunk by chunk: a core that reads four places at a time gets 15 to 20 % more
+// from memory than one that reads a single one (a Xeon with AMX, its AVX2 unit too).
+template <class W, int NB>
+[[gnu::noinline]] void super_row(const LinearCall& c, int64_t row, int64_t block, int64_t blocks) {
+    constexpr SuperForm kForm = W::kForm;
+    constexpr int64_t kGroups = 32 / kForm.group;  // of a chunk
+    const U table = kForm.table ? load_table(c.w.table) : set1_u(0);
+    const int64_t supers = c.w.k / kSuperColumns, bytes = super_block_bytes(c, kForm);
+    const char* x = c.x + row * c.x_stride;
+    F acc[NB][1][1], unit[NB], least[NB];
+    for (int b = 0; b < NB; ++b) acc[b][0][0] = set1(0.0f);
+    for (int64_t s = 0; s < supers; ++s) {
+        const char* multiples = c.w.codes + block * bytes + s * kForm.bytes();
+        const int64_t ahead = prefetch_offset<NB>(s * kForm.bytes(), bytes, g_tuning.ahead);
+        for (int64_t b = 0; b < blocks; ++b) {
+            const int64_t at = (block + b) * supers + s;
+            unit[b] = load_group(c, c.w.scales, at);
+            least[b] = kForm.mins ? load_group(c, c.w.mins, at) : unit[b];
+            prefetch(c.w.scales + (at + ahead / kForm.bytes()) * 32);
+            if (kForm.mins) prefetch(c.w.mins + (at + ahead / kForm.bytes()) * 32);
+            for (int64_t i = 0; i < kForm.multiples_bytes(); i += 64) prefetch(multiples + b * bytes + i + ahead);
+        }
+        for (int64_t chunk = 0; chunk < kSuperColumns / 32; ++chunk, x += 32) {
+            const char* planes = multiples + kForm.multiples_bytes() + chunk * kForm.chunk_bytes();
+            const int64_t first = chunk * kGroups, group = row * c.groups + s * kForm.groups() + first;
+            for (int64_t b = 0; b < blocks; ++b)
+                acc[b][0][0] = add_chunk<W>(acc[b][0][0], c, {planes + b * bytes, ahead, multiples + b * bytes, first, unit[b], least[b], x, group}, table);
+        }
+    }
+    const Part whole{0, supers, true, nullptr, 0, 0, 1};
+    for (int64_t b = 0; b < blocks; ++b) store_tile<1, 1>(c, acc[b], row, block + b, whole);
+}
+
+template <class W, int NB>
+void super_rows(const LinearCall& c, const Panel& p) {
+    for (int64_t block = p.block; block < p.blocks_end; block += NB) super_row<W, NB>(c, p.row, block, p.blocks_end - block < NB ? p.blocks_end - block : NB);
+}
+
 // Rows that are one tile; an odd number of them takes as long as the next even one.
 template <class W, int R, int NB>
 void super_few_rows(const LinearCall& c, const Panel& p) {
@@ -257,8 +328,7 @@ void super_few_rows(const LinearCall& c, const Panel& p) {
     const int64_t rows = p.rows_end - p.row;
     for (int64_t block = p.block; block < p.blocks_end; block += NB) {
         for_tile_blocks<NB>(block, p.blocks_end, {}, [&](int64_t b, const Part& part) {
-            if constexpr (R == 1) super_tile<W, 1, NB, kRows>(c, rows, p.row, b, part.block_step);
-            else with_count<(R + 1) / 2, (kRows > 4 ? kRows / 4 : 1)>((rows + 1) / 2, [&]<int kPairs>() { super_tile<W, 2 * kPairs, NB, kRows>(c, rows, p.row, b, part.block_step); });
+            with_count<(R + 1) / 2, (kRows > 4 ? kRows / 4 : 1)>((rows + 1) / 2, [&]<int kPairs>() { super_tile<W, 2 * kPairs, NB, kRows>(c, rows, p.row, b, part.block_step); });
         });
     }
 }
@@ -301,7 +371,7 @@ QUIRE_INLINE uint32_t word_of_planes(const uint32_t* planes, int i) {
 
 // A group of a super-block is one scale and one minimum.
 template <class W>
-void super_row(const Matrix& w, int64_t row, float* out) {
+void decode_super_row(const Matrix& w, int64_t row, float* out) {
     constexpr SuperForm kForm = W::kForm;
     const int64_t lane = row % 16, supers = w.k / kSuperColumns;
     const char* at = w.codes + row / 16 * w.code_step;
@@ -338,7 +408,7 @@ struct Super {
 
     template <class Fn>
     static void with_tile(int64_t m, const Fn& f) {
-        if (m == 1) return f.template operator()<1, 1, true>();
+        if (m == 1) return g_tuning.row_streams == 1 ? f.template operator()<1, 1, true>() : f.template operator()<1, kRowStreams, true>();
         if constexpr (kStreamRows > 0) {
             if (m <= kFewRows) return f.template operator()<kFewRows, kTileBlocks, true>();
             if (m <= kTileRows) return f.template operator()<kTileRows, kTileBlocks, true>();
@@ -354,12 +424,13 @@ struct Super {
     static int64_t part_steps(const LinearCall& c, int64_t) { return c.w.k; }
     template <int R, int NB, bool kStream>
     static void panel(const LinearCall& c, int64_t, const Panel& p) {
-        if constexpr (kStream) super_few_rows<Super, R, NB>(c, p);
+        if constexpr (R == 1) super_rows<Super, NB>(c, p);
+        else if constexpr (kStream) super_few_rows<Super, R, NB>(c, p);
         else super_many_rows<Super, R, NB>(c, p);
     }
     template <int R, int NB>
     static int64_t panel_bytes(const LinearCall&, int64_t, int64_t rows) { return NB * Expanded::kBytes + rows * NB * 64; }
-    static void decode_row(const Matrix& w, int64_t row, float* out) { super_row<Super>(w, row, out); }
+    static void decode_row(const Matrix& w, int64_t row, float* out) { decode_super_row<Super>(w, row, out); }
 };
 
 }  // namespace

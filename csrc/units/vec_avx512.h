@@ -26,10 +26,11 @@ struct U {
 };
 
 constexpr int kStart8 = 128;
-// Linear: rows by column blocks of a tile, of a tile for a few rows, blocks for a single row, and a tile of float weights for
+// Linear: rows by column blocks of a tile, of a tile for a few rows, blocks for a single row (one by one, or side by
+// side, Tuning::row_streams), and a tile of float weights for
 // many rows; the most rows that stream bf16 weights, where 0 says that only single rows stream weights at all (tile registers do
 // better). Attention: rows by vectors.
-constexpr int kTileRows = 8, kTileBlocks = 2, kFewRows = 4, kFewBlocks = 4, kRowBlocks = 2;
+constexpr int kTileRows = 8, kTileBlocks = 2, kFewRows = 4, kFewBlocks = 4, kRowBlocks = 2, kRowStreams = 4;
 #if defined(QUIRE_AMX)
 constexpr int kStreamRows = 0;
 #else

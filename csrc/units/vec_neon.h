@@ -29,9 +29,10 @@ constexpr int kStart8 = 128;
 // Both sides of the dot product are signed: `dot8` takes the stored code's offset off, none is left.
 constexpr int kStart8 = 0;
 #endif
-// Linear: rows by column blocks of a tile, of a tile for a few rows, blocks for a single row, and a tile of float weights for
+// Linear: rows by column blocks of a tile, of a tile for a few rows, blocks for a single row (one by one, or side by
+// side, Tuning::row_streams), and a tile of float weights for
 // many rows. Attention: rows by vectors.
-constexpr int kTileRows = 4, kTileBlocks = 1, kFewRows = 2, kFewBlocks = 1, kRowBlocks = 1;
+constexpr int kTileRows = 4, kTileBlocks = 1, kFewRows = 2, kFewBlocks = 1, kRowBlocks = 1, kRowStreams = 1;
 constexpr int kStreamRows = 0;
 constexpr int kManyRows = kTileRows, kManyBlocks = kTileBlocks;
 constexpr int kAttentionRows = 2, kAttentionTiles = 2;

@@ -28,9 +28,10 @@ struct U {
 
 // What is left of the 128 that codes of 8 bits lie above their numbers once `dot8` has multiplied them: the start of a sum takes it off.
 constexpr int kStart8 = 128;
-// Linear: rows by column blocks of a tile, of a tile for a few rows, blocks for a single row, and a tile of float weights for
+// Linear: rows by column blocks of a tile, of a tile for a few rows, blocks for a single row (one by one, or side by
+// side, Tuning::row_streams), and a tile of float weights for
 // many rows; kStreamRows: the most rows that stream bf16 weights, 0: only single rows stream weights. Attention: rows by vectors. Sums of 4 rows would fill the 16 registers that every processor of this architecture has.
-constexpr int kTileRows = 2, kTileBlocks = 1, kFewRows = 2, kFewBlocks = 1, kRowBlocks = 1;
+constexpr int kTileRows = 2, kTileBlocks = 1, kFewRows = 2, kFewBlocks = 1, kRowBlocks = 1, kRowStreams = 1;
 constexpr int kStreamRows = 0;
 constexpr int kManyRows = kTileRows, kManyBlocks = kTileBlocks;
 constexpr int kAttentionRows = 2, kAttentionTiles = 2;
