@@ -102,7 +102,7 @@ bench-compressors: build  ## quire compress beside llm-compressor, GPTQModel and
 
 interop: build  ## files as gptqmodel, llm-compressor, bitsandbytes, AutoAWQ and llama.cpp write them, and as they read ours, beside these tools' own answers (an environment for each: minutes)
 	$(BIN)/python tests/interop/compare.py
-	QUIRE_LLAMA_CPP=$$($(BIN)/python -m quire.bench.suite.environments .venv/interop llama | tail -n 1) $(BIN)/python -m pytest -m slow tests/gguf/test_llama_cpp.py tests/gguf/test_llama_cpp_architectures.py tests/gguf/test_write_llama_cpp.py
+	QUIRE_LLAMA_CPP=$$($(BIN)/python -m quire.bench.suite.environments .venv/interop llama | tail -n 1) $(BIN)/python -m pytest -m slow tests/gguf/test_llama_cpp.py tests/gguf/test_llama_cpp_architectures.py tests/gguf/test_llama_cpp_mmproj.py tests/gguf/test_write_llama_cpp.py
 
 clients: build  ## the clients people have against a running server, in environments of their own (minutes); a table of those that got what they asked
 	$(BIN)/python tests/clients/run.py

@@ -21,6 +21,7 @@ from quire.compress.checkpoint.dequantized import as_plain_checkpoint  # noqa: E
 from quire.compress.layouts.gguf import write_gguf  # noqa: E402
 from quire.core.config import flat_config  # noqa: E402
 from quire.gguf.file import GgufFile  # noqa: E402
+from quire.gguf.writer import NewTensor, write_file  # noqa: E402
 from quire.model.build import load_model  # noqa: E402
 from quire.model.describe import open_model  # noqa: E402
 from quire.ops.arrays import to_numpy  # noqa: E402
@@ -92,3 +93,28 @@ def assert_a_folder_again(path: Path, folder: Path) -> None:
         for part, tensor in parts.items():
             ours = to_numpy(plain.source.tensor(plain.claim.parts[place][part]))
             assert np.allclose(ours, to_numpy(own.source.tensor(tensor)).reshape(ours.shape), atol=1e-6), place
+
+
+def test_layers_of_laguna_have_windows_without_a_list_of_them(tmp_path: Path) -> None:
+    """As llama.cpp's converter writes its files: the first and every fourth behind it see everything."""
+    write_folder(tmp_path, "laguna")
+    path, without = tmp_path / "model.gguf", tmp_path / "without.gguf"
+    write_gguf(tmp_path, path, "F32")
+    file = GgufFile(path)
+    metadata = {key: file.metadata[key] for key in file.metadata if not key.endswith(".sliding_window_pattern")}
+    assert len(metadata) + 1 == len(file.metadata)
+    tensors = [NewTensor(tensor.name, tensor.type.name, tensor.shape) for tensor in file.tensors.values()]
+    data = [np.frombuffer(file.data, np.uint8, tensor.nbytes, tensor.start) for tensor in file.tensors.values()]
+    write_file(without, metadata, tensors, data)
+    assert open_model(str(without)).spec == open_model(str(path)).spec
+
+
+SAID = [("t5", "decoder_start_token_id", 1), ("gemma4 windows", "final_logit_softcapping", 0.0)]
+
+
+@pytest.mark.parametrize(("name", "key", "value"), SAID)
+def test_what_llama_cpp_takes_for_another_number_is_said(name: str, key: str, value: float, tmp_path: Path) -> None:
+    """Of fields that config.json does not have."""
+    write_folder(tmp_path, name)
+    write_gguf(tmp_path, tmp_path / "model.gguf", "F32")
+    assert GgufFile(tmp_path / "model.gguf").metadata[f"{name.split()[0]}.{key}"] == value

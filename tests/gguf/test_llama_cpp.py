@@ -67,10 +67,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_gguf(folder / f"{name}.F32.gguf", kind, **WIDE | facts)
             continue
         write_released(folder / name, name, **WIDE)
-        vocab = {
-            str(i): i for i in range((WIDE | facts)["vocab_size"])
-        }  # the converter counts the entries of Gemma 3's
-        (folder / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": []}))
         commands.append(json.dumps({"folder": str(folder / name), "out": str(folder / f"{name}.F32.gguf")}))
     sources = next(Path(ENVIRONMENT).glob("sources/*/vendor/llama.cpp"))
     script = [sys.executable, str(SUPPORT / "llama_cpp_convert.py"), str(sources)]

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from family_tensors import rewrite
 from gguf_vocabularies import unigrams, wordpiece, write_wordpiece
 from gguf_writing import add_tokenizer
 from gguf_written import WRITTEN, write_folder
-from llama_cpp_peer import ENVIRONMENT, MOST, STEPS, TEXTS, Converter, Peer, replay
+from llama_cpp_peer import ENVIRONMENT, MOST, STEPS, TEXTS, Converter, Peer, count_tokens, replay
 from llama_cpp_peer import peer as peer
 from llama_cpp_peer import pytestmark as pytestmark
-from llama_cpp_released import NOT_CONVERTED, NOT_READ, RELEASED
+from llama_cpp_released import FLASH, LOUDER, NOT_CONVERTED, NOT_READ, RELEASED, TENSORS
 from oracle import edit_config
 from paged_model import prompt
 from quire.compress.layouts.gguf import write_gguf
@@ -43,10 +44,12 @@ def converter() -> Iterator[Converter]:
     it.end()
 
 
-def assert_equal_tokens(path: Path, peer: Peer, logits: Path) -> list[list[int]]:
+def assert_equal_tokens(name: str, path: Path, peer: Peer) -> list[list[int]]:
     """llama.cpp's greedy tokens, after each of which ours is the same."""
-    answer: dict[str, Any] = peer.ask(do="generate", model=str(path), prompts=PROMPTS, steps=STEPS, logits=str(logits))
-    theirs = np.load(logits)
+    logits = path.with_suffix(".npy")
+    asked = {"do": "generate", "prompts": PROMPTS, "steps": STEPS, "logits": str(logits), "flash": name in FLASH}
+    answer: dict[str, Any] = peer.ask(model=str(path), **asked)
+    theirs = np.load(logits) / LOUDER.get(name, 1.0)
     ours = replay(path, PROMPTS, answer["tokens"], on="reference", dtype="float32")
     assert np.abs(ours - theirs).max() <= MOST * np.abs(theirs).max()
     assert (ours.argmax(-1) == theirs.argmax(-1)).all()
@@ -59,13 +62,16 @@ def test_both_files_give_the_same_tokens(name: str, peer: Peer, converter: Conve
     folder, ours, theirs = tmp_path / "model", tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
     write_folder(folder, name)
     write_gguf(folder, ours, "F32")
-    tokens = assert_equal_tokens(ours, peer, tmp_path / "logits.npy")
+    tokens = assert_equal_tokens(name, ours, peer)
     if name not in NOT_CONVERTED:
         released, config = RELEASED.get(name, {}), json.loads((folder / "config.json").read_text())
         absent = {key for key, value in config.items() if value is None} - set(released)
         edit_config(folder, tuple(absent), **released)
+        count_tokens(folder)
+        if name in TENSORS:
+            rewrite(folder, TENSORS[name])
         converter.convert(folder, theirs)
-        assert assert_equal_tokens(theirs, peer, tmp_path / "logits.npy") == tokens
+        assert assert_equal_tokens(name, theirs, peer) == tokens
 
 
 def source(name: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gguf_writing import VOCAB
+
 MULTIPLIERS = {"residual_multiplier": 0.22, "embedding_multiplier": 12.0, "logits_scaling": 8.0,
                "attention_multiplier": 0.3}  # fmt: skip
 SIX = {"num_local_experts": 6, "num_experts_per_tok": 3}
@@ -14,9 +16,23 @@ LATENTS = {"kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v
            "num_key_value_heads": 4}  # fmt: skip
 ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
           "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2}  # fmt: skip
-INDEXER = {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 6}
+INDEXER = {"index_n_heads": 8, "index_head_dim": 64, "index_topk": 6}
 GROWN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 8, "mscale": 1.0,
          "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}  # fmt: skip
+MINIMAX_M3 = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    "head_dim": 16, "rotary_dim": 8, "index_n_heads": 2, "index_head_dim": 16, "index_block_size": 16,
+    "index_topk_blocks": 2, "dense_intermediate_size": 80, "intermediate_size": 40,
+    "shared_intermediate_size": 40, "num_local_experts": 6, "num_experts_per_tok": 3,
+    "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"]
+}  # fmt: skip
+GEMMA3N = {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 22, "num_kv_shared_layers": 2,
+           "layer_types": [*[*[LOCAL] * 4, FULL] * 4, LOCAL, FULL],
+           "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 12,
+           "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": VOCAB}  # fmt: skip
+"""llama.cpp's code has these sizes of the releases, whatever a file says: 20 layers with keys of their own, of which
+the first ten cut gates."""
 NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", MULTIPLIERS | SIX),
     "granitemoe shared": ("granitemoeshared", MULTIPLIERS | SIX | {"shared_intermediate_size": 48}),
@@ -28,6 +44,9 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax-m2": ("minimax_m2", {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 24, "rotary_dim": 12}),
     "hy_v3": ("hy_v3", FEW | {"head_dim": 24, "num_shared_experts": 2}),
     "mellum": ("mellum", FEW | {"head_dim": 24, "sliding_window": 5, "layer_types": [LOCAL, FULL, LOCAL]}),
+    "mellum one base": ("mellum", FEW | {
+        "head_dim": 24, "sliding_window": 5, "layer_types": [LOCAL, FULL, LOCAL],
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in (LOCAL, FULL)}}),
     "afmoe": ("afmoe", FEW | FOUR | {"head_dim": 16, "mup_enabled": True, "num_dense_layers": 1,
                                      "num_shared_experts": 2}),
     "cohere2moe": ("cohere2_moe", FOUR | {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3,
@@ -59,13 +78,10 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         "kv_n_heads": 2, "clip_qkv": 0.9, "rope_theta": 1e4}, "ffn_config": {
         "ffn_hidden_size": 64, "moe_num_experts": 6, "moe_top_k": 3}}),
     "hunyuan-moe": ("hunyuan_v1_moe", {"head_dim": 24, "num_experts": 6, "moe_topk": 3}),
-    "minimax-m3": ("minimax_m3_vl_text", {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
-        "head_dim": 16, "rotary_dim": 8, "index_n_heads": 2, "index_head_dim": 16, "index_block_size": 16,
-        "index_topk_blocks": 2, "dense_intermediate_size": 80, "intermediate_size": 40,
-        "shared_intermediate_size": 40, "num_local_experts": 6, "num_experts_per_tok": 3,
-        "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
-        "mlp_layer_types": ["dense", "sparse", "sparse"]}),
+    "minimax-m3": ("minimax_m3_vl_text", MINIMAX_M3),
+    "minimax-m3 all blocks": ("minimax_m3_vl_text", MINIMAX_M3 | {"index_topk_blocks": 3}),
+    "minimax-m3 sparse": ("minimax_m3_vl_text", MINIMAX_M3 | {
+        "layer_types": ["minimax_m3_sparse"] * 3, "mlp_layer_types": ["sparse"] * 3}),
     "glm4moe without norms": ("solar_open", {
         "head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
         "routed_scaling_factor": 1.5}),
@@ -83,5 +99,6 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         "moe_intermediate_size": 40, "num_hidden_layers": 4, "n_group": 2, "layer_types": [FULL, LOCAL] * 2,
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
                             for kind, theta in ((FULL, 1e5), (LOCAL, 1e3))}}),
+    "gemma3n shared": ("gemma3n_text", GEMMA3N),
     "mistral3": ("ministral3", {"head_dim": 24, "rope_parameters": GROWN}),
 }  # fmt: skip

@@ -2,8 +2,9 @@
 
     {"do": "quantize", "source": ..., "out": ..., "format": 7}
         by llama-quantize's own rules; the format is an enum llama_ftype
-    {"do": "generate", "model": ..., "prompts": [[...]], "steps": n, "logits": FILE}
-        greedy -> "tokens" [[...]]; the file gets f32 [prompts, steps, vocabulary]; an encoder reads the prompts
+    {"do": "generate", "model": ..., "prompts": [[...]], "steps": n, "logits": FILE, "flash": false}
+        greedy -> "tokens" [[...]]; the file gets f32 [prompts, steps, vocabulary]; an encoder reads the prompts.
+        "flash": by flash attention, whose mask is f16
     {"do": "tokenize", "model": ..., "texts": [...], "special": true}
         -> "ids" [[...]] and "texts", those ids back
 
@@ -35,14 +36,14 @@ def load(path: str, vocab_only: bool = False) -> Any:
     return model
 
 
-def generate(model: str, prompts: list[list[int]], steps: int, logits: str) -> dict[str, Any]:
+def generate(model: str, prompts: list[list[int]], steps: int, logits: str, flash: bool = False) -> dict[str, Any]:
     """The best token after each prompt, and again, `steps` times; end tokens do not end it."""
     loaded = load(model)
     options = llama_cpp.llama_context_default_params()
     options.n_ctx = options.n_batch = options.n_ubatch = 256
     options.n_threads = options.n_threads_batch = 1
     options.type_k = options.type_v = F32
-    options.flash_attn_type = 0
+    options.flash_attn_type = int(flash)
     context = llama_cpp.llama_init_from_model(loaded, options)
     width = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(loaded))
     rows, out = np.empty((len(prompts), steps, width), np.float32), []

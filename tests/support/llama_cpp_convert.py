@@ -34,7 +34,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
 
     def set_vocab(self: Any) -> None:
-        add_vocabulary(self.gguf_writer, self.hparams["vocab_size"])
+        add_vocabulary(self.gguf_writer, self.hparams.get("padded_vocab_size", self.hparams["vocab_size"]))
 
     def convert(folder: Path, out: Path, mmproj: bool) -> None:
         config = json.loads((folder / "config.json").read_text())

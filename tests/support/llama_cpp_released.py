@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import llama_cpp_models
+from family_tensors import Tensors
 
 NO_BIASES = "its code has no such biases, or needs them"
 WINDOWS = "its code has no windows in models of so few layers, or none"
 LAYERS = "its code tells such models by their number of layers"
-OPEN = "its logits are others than ours, which are those of transformers; why is not known yet"
+RELEASES = "its code has the sizes of the releases, whatever a file says: see `gemma3n shared`"
 NOT_READ = {
-    **dict.fromkeys(("mellum", "afmoe", "minimax-m3", "laguna", "laguna numbers"), OPEN),
+    "mellum": "its code turns layers with a window by the base of the others: see `mellum one base`",
+    "minimax-m3": "its code attends to all blocks without flash attention, and with it rounds keys to f16 in layers "
+    "that choose none: see `minimax-m3 all blocks` and `minimax-m3 sparse`",
+    "gemma4 shared_keys": NO_BIASES,
+    "gemma3n": RELEASES,
+    "gemma3n sparse": RELEASES,
     "exaone4 whole": LAYERS,
     "gptj": "llama.cpp has a name for it and no code",
     "command-r norms": LAYERS,
@@ -30,12 +37,12 @@ NOT_READ = {
     "phimoe": "its code weighs the chosen experts by a softmax, not by sparsemixer",
     "deepseek2 groups": "its code counts a group by its best two experts, as V3 does",
     "ernie4_5-moe every second": "its code has experts in every layer from the first with any on",
-    "t5": "the other side of this test feeds no decoder behind an encoder",
-    "t5 gated": "the other side of this test feeds no decoder behind an encoder",
-    "deepseek32": "its code ends at an assertion with these sizes of an indexer",
-    "glm-dsa": "its code ends at an assertion with these sizes of an indexer",
 }
 """Model -> why llama.cpp does not read its file, or computes otherwise than transformers."""
+LOUDER = {"t5": 8.0}
+"""Model -> by what its logits exceed ours: its code does not divide those of a tied head by the root of the width."""
+FLASH = ("minimax-m3 sparse",)
+"""Models that choose blocks of keys with flash attention alone."""
 NO_NAME = "the converter has no such model"
 SHARED_TWICE = "the converter and the reader disagree on the width of more than one shared expert"
 NOT_CONVERTED: dict[str, str] = {
@@ -71,6 +78,13 @@ BLOCKS = {
     "sparse_local_block": 1,
     "sparse_attention_freq": [0, 1, 1],
 }
+MINIMAX_M3 = {
+    "architectures": ["MiniMaxM3SparseForCausalLM"],
+    "sparse_attention_config": BLOCKS,
+    "moe_layer_freq": [0, 1, 1],
+    "n_shared_experts": 1,
+    "scoring_func": "sigmoid",
+}
 RELEASED: dict[str, dict[str, Any]] = llama_cpp_models.RELEASED | {
     "deepseek": {"architectures": ["DeepseekForCausalLM"]},
     "bailingmoe": {"architectures": ["BailingMoeForCausalLM"]},
@@ -78,10 +92,10 @@ RELEASED: dict[str, dict[str, Any]] = llama_cpp_models.RELEASED | {
     "internlm2": {"architectures": ["InternLM2ForCausalLM"]},
     "baichuan": {"architectures": ["BaichuanForCausalLM"]},
     "baichuan second": {"architectures": ["BaichuanForCausalLM"]},
-    "exaone": {"architectures": ["ExaoneForCausalLM"]},
+    "exaone": {"architectures": ["ExaoneForCausalLM"], "rms_norm_eps": 1e-3},
     "minicpm": {"architectures": ["MiniCPMForCausalLM"]},
     "orion": {"architectures": ["OrionForCausalLM"]},
-    "qwen": {"architectures": ["QWenLMHeadModel"]},
+    "qwen": {"architectures": ["QWenLMHeadModel"], "rms_norm_eps": 1e-3},
     "mistral4": {"architectures": ["Ministral3ForCausalLM"]},
     "hunyuan-moe": {
         "moe_topk": [3] * 3,
@@ -89,12 +103,18 @@ RELEASED: dict[str, dict[str, Any]] = llama_cpp_models.RELEASED | {
         "moe_intermediate_size": [96] * 3,
     },
     "mimo2": MIMO2,
-    "minimax-m3": {
-        "architectures": ["MiniMaxM3SparseForCausalLM"],
-        "sparse_attention_config": BLOCKS,
-        "moe_layer_freq": [0, 1, 1],
-        "n_shared_experts": 1,
-        "scoring_func": "sigmoid",
+    "minimax-m3 all blocks": MINIMAX_M3 | {"sparse_attention_config": BLOCKS | {"sparse_topk_blocks": 3}},
+    "minimax-m3 sparse": MINIMAX_M3 | {"moe_layer_freq": [1, 1, 1]},
+    "afmoe": {"route_norm": True, "score_func": "sigmoid"},
+    "t5": {"decoder_start_token_id": 1},
+    "t5 gated": {"decoder_start_token_id": 1},
+    "deepseek32": {"scoring_func": "sigmoid"},
+    "laguna numbers": {"sliding_window": 0},
+    "cohere2moe": {"prefix_dense_intermediate_size": 96},
+    "gemma4 unified": {
+        "architectures": ["Gemma4UnifiedForConditionalGeneration"],
+        "moe_intermediate_size": None,
+        "num_kv_shared_layers": 0,
     },
     "exaone-moe": {"scoring_func": "sigmoid"},
     "minimax-m2": {"scoring_func": "sigmoid"},
@@ -109,3 +129,35 @@ RELEASED: dict[str, dict[str, Any]] = llama_cpp_models.RELEASED | {
     "deepseek2 fourth": {"architectures": ["DeepseekV3ForCausalLM"], "scoring_func": "sigmoid"},
     "mpt clipped": {"architectures": ["MPTForCausalLM"]},
 }
+"""Fields of config.json as releases have them; the epsilon of those that say `layer_norm_epsilon` is also under the
+name that the converter looks for, without which llama.cpp refuses the file."""
+
+
+def as_minimax_m3(tensors: Tensors) -> Tensors:
+    """The tensors under the names of the release: experts one by one, gate beside up, and no module that chooses."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        called = name.replace(".indexer.", ".index_")
+        for part in ("gate.", "experts.", "shared_experts."):
+            called = called.replace(f".mlp.{part}", f".block_sparse_moe.{part}")
+        called = called.replace("gate.e_score", "e_score")
+        prefix, _, matrix = called.rpartition("_moe.experts.")
+        if matrix == "down_proj":
+            found |= {f"{prefix}_moe.experts.{e}.w2.weight": one for e, one in enumerate(tensor)}
+        elif prefix:
+            for e, one in enumerate(tensor):
+                for part, half in zip("13", one.chunk(2), strict=True):
+                    found[f"{prefix}_moe.experts.{e}.w{part}.weight"] = half
+        elif "gate_up_proj" in called:
+            for part, half in zip(("gate", "up"), tensor.chunk(2), strict=True):
+                found[called.replace("gate_up_proj", f"{part}_proj")] = half
+        else:
+            found[called] = tensor
+    return found
+
+
+TENSORS: dict[str, Callable[[Tensors], Tensors]] = {
+    "minimax-m3 all blocks": as_minimax_m3,
+    "minimax-m3 sparse": as_minimax_m3,
+}
+"""Model -> how its release has the tensors that transformers writes otherwise."""

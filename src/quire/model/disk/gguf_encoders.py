@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.model.disk.gguf_architecture import Architecture
+from quire.model.disk.hf_config import HfConfig
+from quire.model.families.readers import decoder_start
 
 PARTS = {
     "attn_norm": "attn_norm",
@@ -38,6 +40,11 @@ def mlp_of_t5(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, A
     return {"feed_forward_proj": "gated-gelu" if has(".ffn_gate.") else "relu"}
 
 
+def start_of_t5(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The token that a decoder begins with, which llama.cpp knows by the key alone."""
+    return {"decoder_start_token_id": decoder_start(HfConfig(dict(raw), ""))}
+
+
 ENCODERS: dict[str, Architecture] = {
     "t5": Architecture(
         "t5",
@@ -50,6 +57,7 @@ ENCODERS: dict[str, Architecture] = {
         },
         spelling=(("rms_norm_eps", "layer_norm_epsilon"), ("max_position_embeddings", "n_positions")),
         further=mlp_of_t5,
+        tell=start_of_t5,
         skipped=("dec.blk.0.cross_attn_rel_b.",),
         also=("mt5",),
     ),

@@ -80,6 +80,11 @@ def layers_of_gemma4(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict
     }
 
 
+def cap_of_gemma4(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What caps logits, 0 where nothing does: without the key llama.cpp caps them at 30."""
+    return {"final_logit_softcapping": raw.get("final_logit_softcapping") or 0.0}
+
+
 def sparsity_of_gemma3n(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
     """The share of gates that are 0 of each layer, by where the normal distribution has it, and rows for all tokens."""
     shares = [round(NormalDist().cdf(at), 7) for at in raw[SPARSITY]] if raw.get(SPARSITY) else None
@@ -122,6 +127,7 @@ GEMMAS: dict[str, Architecture] = {
         naked=("router_scale", "expert_scale"),
         shapes={"input_table": rows_for_all},
         further=layers_of_gemma4,
+        tell=cap_of_gemma4,
         stored=with_rows_for_all,
         also=("gemma4_unified_text",),
     ),

@@ -36,9 +36,14 @@ def ropes_of_kinds(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def facts_of_laguna(raw: Mapping[str, Any], has: TensorShapes) -> dict[str, Any]:
-    """Fields of both ropes, and whether a gate is of a head or of each of its numbers, as its matrix has rows."""
+    """Fields of both ropes, which layers have a window, and whether a gate is of a head or of each of its numbers, as
+    its matrix has rows.
+
+    llama.cpp's converter writes no list of layers: the first and every fourth behind it see everything then.
+    """
     one = has.rows("blk.0.attn_gate.weight") == raw[HEADS]
-    kinds = raw.get("layer_types") or [FULL] * raw["num_hidden_layers"]
+    turns = raw.get("sliding_window_pattern") or 4 if raw.get("sliding_window") else 1
+    kinds = raw.get("layer_types") or [LOCAL if i % turns else FULL for i in range(raw["num_hidden_layers"])]
     return ropes_of_kinds(raw) | {"gating": "per-head" if one else "per-element", "layer_types": kinds}
 
 

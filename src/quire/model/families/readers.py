@@ -193,10 +193,14 @@ def encoder_stack(config: HfConfig, layers: int) -> EncoderStack:
         raise config.fail(
             "relative_attention_max_distance", f"is {furthest}, needs more than half of {buckets} buckets"
         )
+    return EncoderStack(config.integer("num_layers", high=1024), buckets, furthest, decoder_start(config))
+
+
+def decoder_start(config: HfConfig) -> int:
+    """Return the token that a decoder behind an encoder begins with."""
     last = config.integer("vocab_size") - 1
     first = config.integer("bos_token_id", config.integer("pad_token_id", 0, low=0, high=last), low=0, high=last)
-    start = config.integer("decoder_start_token_id", first, low=0, high=last)
-    return EncoderStack(config.integer("num_layers", high=1024), buckets, furthest, start)
+    return config.integer("decoder_start_token_id", first, low=0, high=last)
 
 
 def endless(config: HfConfig, layers: int) -> tuple[Rope, ...]:
