@@ -41,6 +41,9 @@ NOT_READ = {
 """Model -> why llama.cpp does not read its file, or computes otherwise than transformers."""
 LOUDER = {"t5": 8.0}
 """Model -> by what its logits exceed ours: its code does not divide those of a tied head by the root of the width."""
+APART = {"gemma3n shared": 3e-3}
+"""Model -> largest difference of its logits, relative to the largest: where one of its 22 layers has a number at the
+edge of two of f16, llama.cpp's table of GELU jumps. With keys that are shared otherwise it is 0.1 and more."""
 FLASH = ("minimax-m3 sparse",)
 """Models that choose blocks of keys with flash attention alone."""
 NO_NAME = "the converter has no such model"

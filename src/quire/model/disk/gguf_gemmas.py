@@ -72,6 +72,7 @@ def layers_of_gemma4(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict
         "enable_moe_block": bool(raw["num_experts"]),
         "vocab_size_per_layer_input": raw["vocab_size"],
         "use_bidirectional_attention": None if raw.get("hidden_size_per_layer_input") else "vision",
+        "final_logit_softcapping": raw.get("final_logit_softcapping") or None,
         "rope_scaling": None,
         "rope_parameters": {
             FULL: part_of_head(raw, "turned", "global_head_dim") | whole_rope,
