@@ -21,7 +21,7 @@ from gguf_written import WRITTEN, write_folder
 from llama_cpp_peer import ENVIRONMENT, MOST, STEPS, TEXTS, Converter, Peer, count_tokens, replay
 from llama_cpp_peer import peer as peer
 from llama_cpp_peer import pytestmark as pytestmark
-from llama_cpp_released import APART, FLASH, LOUDER, NOT_CONVERTED, NOT_READ, RELEASED, TENSORS
+from llama_cpp_released import FLASH, LOUDER, NOT_CONVERTED, NOT_READ, RELEASED, TENSORS
 from oracle import edit_config
 from paged_model import prompt
 from quire.compress.layouts.gguf import write_gguf
@@ -51,7 +51,7 @@ def assert_equal_tokens(name: str, path: Path, peer: Peer) -> list[list[int]]:
     answer: dict[str, Any] = peer.ask(model=str(path), **asked)
     theirs = np.load(logits) / LOUDER.get(name, 1.0)
     ours = replay(path, PROMPTS, answer["tokens"], on="reference", dtype="float32")
-    assert np.abs(ours - theirs).max() <= APART.get(name, MOST) * np.abs(theirs).max()
+    assert np.abs(ours - theirs).max() <= MOST * np.abs(theirs).max()
     assert (ours.argmax(-1) == theirs.argmax(-1)).all()
     found: list[list[int]] = answer["tokens"]
     return found

@@ -27,7 +27,7 @@ MINIMAX_M3 = {
     "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
     "mlp_layer_types": ["dense", "sparse", "sparse"]
 }  # fmt: skip
-GEMMA3N = {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 22, "num_kv_shared_layers": 2,
+GEMMA3N = {"hidden_size": 128, "head_dim": 32, "sliding_window": 5, "num_hidden_layers": 22, "num_kv_shared_layers": 2,
            "layer_types": [*[*[LOCAL] * 4, FULL] * 4, LOCAL, FULL],
            "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 12,
            "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": VOCAB}  # fmt: skip

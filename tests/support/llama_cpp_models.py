@@ -42,7 +42,7 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {}),
     "glm4moe": ("glm4_moe", ROUTED | HEADS | {"use_qk_norm": True}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "num_key_value_heads": 4}),
-    "dots1": ("dots1", ROUTED | HEADS),
+    "dots1": ("dots1", ROUTED | HEADS | {"num_key_value_heads": 4}),
     "ernie4_5-moe": ("ernie4_5_moe", ERNIE),
 }
 LOCAL, FULL = "sliding_attention", "full_attention"

@@ -41,14 +41,14 @@ NOT_READ = {
 """Model -> why llama.cpp does not read its file, or computes otherwise than transformers."""
 LOUDER = {"t5": 8.0}
 """Model -> by what its logits exceed ours: its code does not divide those of a tied head by the root of the width."""
-APART = {"gemma3n shared": 3e-3}
-"""Model -> largest difference of its logits, relative to the largest: where one of its 22 layers has a number at the
-edge of two of f16, llama.cpp's table of GELU jumps. With keys that are shared otherwise it is 0.1 and more."""
 FLASH = ("minimax-m3 sparse",)
 """Models that choose blocks of keys with flash attention alone."""
 NO_NAME = "the converter has no such model"
 SHARED_TWICE = "the converter and the reader disagree on the width of more than one shared expert"
+UNCAPPED = "the converter writes no key where nothing caps logits, and llama.cpp caps them then"
 NOT_CONVERTED: dict[str, str] = {
+    "gemma4 windows": UNCAPPED,
+    "gemma4 small_windows": UNCAPPED,
     "granite_swa turns": "the converter does not write which layers turn",
     "mistral4": "the converter does not write how queries grow with their position",
     "stablelm parallel": "the converter looks for the norms of heads under another name",
@@ -159,7 +159,16 @@ def as_minimax_m3(tensors: Tensors) -> Tensors:
     return found
 
 
+def as_gemma3n(tensors: Tensors) -> Tensors:
+    """The tensors with matrices of keys and values in all layers, also where none reads them."""
+    first, last = "model.layers.0.self_attn.", "model.layers.{}.self_attn."
+    own = [name.removeprefix(first) for name in tensors if name.startswith((f"{first}k_", f"{first}v_"))]
+    layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
+    return {last.format(i) + part: tensors[first + part] for part in own for i in range(layers)} | tensors
+
+
 TENSORS: dict[str, Callable[[Tensors], Tensors]] = {
+    "gemma3n shared": as_gemma3n,
     "minimax-m3 all blocks": as_minimax_m3,
     "minimax-m3 sparse": as_minimax_m3,
 }
