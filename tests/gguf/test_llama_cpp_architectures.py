@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from family_tensors import rewrite
+from gguf_newer import DEEP
 from gguf_vocabularies import unigrams, wordpiece, write_wordpiece
 from gguf_writing import add_tokenizer
 from gguf_written import WRITTEN, write_folder
@@ -57,7 +58,7 @@ def assert_equal_tokens(name: str, path: Path, peer: Peer) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in NOT_READ])
+@pytest.mark.parametrize("name", [name for name in WRITTEN | DEEP if name not in NOT_READ])
 def test_both_files_give_the_same_tokens(name: str, peer: Peer, converter: Converter, tmp_path: Path) -> None:
     folder, ours, theirs = tmp_path / "model", tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
     write_folder(folder, name)

@@ -27,12 +27,6 @@ MINIMAX_M3 = {
     "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
     "mlp_layer_types": ["dense", "sparse", "sparse"]
 }  # fmt: skip
-GEMMA3N = {"hidden_size": 128, "head_dim": 32, "sliding_window": 5, "num_hidden_layers": 22, "num_kv_shared_layers": 2,
-           "layer_types": [*[*[LOCAL] * 4, FULL] * 4, LOCAL, FULL],
-           "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 12,
-           "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": VOCAB}  # fmt: skip
-"""llama.cpp's code has these sizes of the releases, whatever a file says: 20 layers with keys of their own, of which
-the first ten cut gates."""
 NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", MULTIPLIERS | SIX),
     "granitemoe shared": ("granitemoeshared", MULTIPLIERS | SIX | {"shared_intermediate_size": 48}),
@@ -99,6 +93,13 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         "moe_intermediate_size": 40, "num_hidden_layers": 4, "n_group": 2, "layer_types": [FULL, LOCAL] * 2,
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
                             for kind, theta in ((FULL, 1e5), (LOCAL, 1e3))}}),
-    "gemma3n shared": ("gemma3n_text", GEMMA3N),
     "mistral3": ("ministral3", {"head_dim": 24, "rope_parameters": GROWN}),
 }  # fmt: skip
+GEMMA3N = {"hidden_size": 128, "head_dim": 32, "sliding_window": 5, "num_hidden_layers": 22, "num_kv_shared_layers": 2,
+           "layer_types": [*[*[LOCAL] * 4, FULL] * 4, LOCAL, FULL],
+           "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 12,
+           "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": VOCAB}  # fmt: skip
+"""llama.cpp's code has these sizes of the releases, whatever a file says: 20 layers with keys of their own, of which
+the first ten cut gates."""
+DEEP: dict[str, tuple[str, dict[str, Any]]] = {"gemma3n shared": ("gemma3n_text", GEMMA3N)}
+"""Models of so many layers that even transformers in f32 and in f64 differ by more than 1e-5."""

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from family_tensors import RELATIVES, grouped_qkv, packed_qkv, rewrite, write_relative
 from gemma_variants import GEMMAS
 from gguf_families import FALCON, GLM, GRANITE, KIMI, LATENTS, MULTIPLIED
-from gguf_newer import NEWER
+from gguf_newer import DEEP, NEWER
 from gguf_writing import SHAPE, VOCAB, add_tokenizer, byte_level
 from model_variants import SMALL_ENCODER
 from oracle import edit_config, write
@@ -138,8 +138,8 @@ NOT_OF_THE_MAP = (".attn_qkv.", ".attn_kv_b.", ".ffn_gate_up_exps")
 
 
 def write_folder(folder: Path, name: str) -> PreTrainedModel:
-    """Write the model `name` of `WRITTEN` with a tokenizer; returns what it computes as."""
-    kind, facts = WRITTEN[name]
+    """Write the model `name` of `WRITTEN` or `DEEP` with a tokenizer; returns what it computes as."""
+    kind, facts = (WRITTEN | DEEP)[name]
     if kind in RELATIVES and kind not in RENAMED:
         model = write_relative(folder, kind, **{"vocab_size": VOCAB} | facts)
     elif kind in RENAMED:

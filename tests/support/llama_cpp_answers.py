@@ -8,7 +8,8 @@
     {"do": "tokenize", "model": ..., "texts": [...], "special": true}
         -> "ids" [[...]] and "texts", those ids back
 
-Commands on standard input, an answer for each on standard output. Caches are f32 and one thread works.
+Commands on standard input, an answer for each on standard output. Caches are f32 and one thread works. Matrices
+stay as the file has them: its code for AMX has no products of as many matrices as heads, which latent attention needs.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def load(path: str, vocab_only: bool = False) -> Any:
     """The model; `RuntimeError` when llama.cpp refuses it."""
     options = llama_cpp.llama_model_default_params()
     options.vocab_only = vocab_only
+    options.use_extra_bufts = False
     model = llama_cpp.llama_model_load_from_file(path.encode(), options)
     if not model:
         raise RuntimeError(f"llama.cpp cannot load {path}")

@@ -43,7 +43,7 @@ FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4moe": ("glm4_moe", ROUTED | HEADS | {"use_qk_norm": True}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "num_key_value_heads": 4}),
     "dots1": ("dots1", ROUTED | HEADS | {"num_key_value_heads": 4}),
-    "ernie4_5-moe": ("ernie4_5_moe", ERNIE),
+    "ernie4_5-moe": ("ernie4_5_moe", ERNIE | {"intermediate_size": 1024}),
 }
 LOCAL, FULL = "sliding_attention", "full_attention"
 GEMMA4 = FOUR | HEADS | {"global_head_dim": 128, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0,

@@ -164,7 +164,7 @@ def as_gemma3n(tensors: Tensors) -> Tensors:
     first, last = "model.layers.0.self_attn.", "model.layers.{}.self_attn."
     own = [name.removeprefix(first) for name in tensors if name.startswith((f"{first}k_", f"{first}v_"))]
     layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
-    return {last.format(i) + part: tensors[first + part] for part in own for i in range(layers)} | tensors
+    return {last.format(i) + part: tensors[first + part].clone() for part in own for i in range(layers)} | tensors
 
 
 TENSORS: dict[str, Callable[[Tensors], Tensors]] = {
