@@ -9,7 +9,7 @@
         -> "ids" [[...]] and "texts", those ids back
 
 Commands on standard input, an answer for each on standard output. Caches are f32 and one thread works. Matrices
-stay as the file has them: its code for AMX has no products of as many matrices as heads, which latent attention needs.
+stay as the file has them: its code for AMX has no products with permuted rows, which latent attention needs.
 """
 
 from __future__ import annotations
