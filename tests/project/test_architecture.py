@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from paths import ROOT, SOURCE, SUPPORT, TESTS
-from source_tree import home, imports, module_of, tree
+from quire.core.machine import uncollected
+from source_tree import give_back, home, imports, inside, module_of, statements, tree
 
 LAYERS = (
     {"core"},
@@ -39,8 +41,9 @@ TORCH_FREE = {
 
 @pytest.fixture(scope="module", autouse=True)
 def trees_are_given_back() -> Iterator[None]:
-    yield
-    tree.cache_clear()
+    with uncollected(forever=False):
+        yield
+    give_back()
 
 
 def layer_of(package: str) -> int:
@@ -94,6 +97,7 @@ def test_folders_of_tests_are_those_of_the_source() -> None:
     assert not [str(each) for each in folders if str(each) not in ACROSS and not (SOURCE / each).is_dir()]
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Every module of ours by the name it is imported as; tests and scripts are imported from their own folders."""
     homes = {home: home.rglob("*.py") for home in (SOURCE.parent, SUPPORT, ROOT / "training")}
@@ -108,7 +112,7 @@ def modules() -> dict[str, Path]:
 def needs(path: Path, known: frozenset[str]) -> set[str]:
     """The modules of `known` that one imports anywhere: within functions and for types alone, too."""
     found = set()
-    for node in ast.walk(tree(path)):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -250,7 +254,7 @@ def imported(path: Path, whole: bool) -> Iterator[str]:
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             nodes += node.orelse
         elif whole or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            nodes += ast.iter_child_nodes(node)
+            nodes += inside(node)
 
 
 def test_reading_headers_imports_nothing_slow() -> None:
@@ -277,7 +281,7 @@ def test_sizes() -> None:
         name = path.relative_to(ROOT)
         if text.count("\n") > 400:
             wrong.append(f"{name}: {text.count(chr(10))} lines")
-        for node in ast.walk(tree(path)):
+        for node in statements(path):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 limit = 250 if isinstance(node, ast.ClassDef) else 60

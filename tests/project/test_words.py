@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
-SOURCE = ROOT / "src" / "quire"
+from paths import ROOT, SOURCE
+from quire.core.machine import uncollected
+from source_tree import give_back, statements, tree
+
 BANNED_MODULES = {
     "adapting", "ahead", "around", "away", "begun", "borrowed", "busy",  "confined", "door", "described",
     "extended", "gathered", "guiding", "held", "kept", "led", "mail", "meanings", "meeting", "opened", "pictures",
@@ -62,20 +64,21 @@ LEANING_PAIRS = {"the same", "the other", "the others", "one of", "what it", "wh
 
 
 @cache
-def sources() -> dict[str, ast.Module]:
+def sources() -> dict[str, Path]:
     paths = sorted(path for path in SOURCE.rglob("*.py") if "assets" not in path.parts)
-    return {str(path.relative_to(SOURCE)): ast.parse(path.read_text()) for path in paths}
+    return {str(path.relative_to(SOURCE)): path for path in paths}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def sources_are_given_back() -> Iterator[None]:
-    yield
-    sources.cache_clear()
+def trees_are_given_back() -> Iterator[None]:
+    with uncollected(forever=False):
+        yield
+    give_back()
 
 
 def classes() -> Iterator[tuple[str, str]]:
-    for name, tree in sources().items():
-        yield from ((name, node.name) for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    for name, path in sources().items():
+        yield from ((name, node.name) for node in statements(path) if isinstance(node, ast.ClassDef))
 
 
 def test_no_module_has_a_name_that_nobody_looks_for() -> None:
@@ -100,7 +103,7 @@ def test_one_module_name_is_one_thing() -> None:
 
 
 def test_an_image_is_called_an_image() -> None:
-    found = {name for name in sources() if "picture" in (SOURCE / name).read_text().lower()}
+    found = {name for name, path in sources().items() if "picture" in path.read_text().lower()}
     assert found == PICTURES.keys()
 
 
@@ -121,8 +124,8 @@ def leans(docstring: str) -> bool:
 
 def test_docstrings_can_be_read_alone() -> None:
     found = []
-    for name, tree in sources().items():
-        for node in ast.walk(tree):
+    for name, path in sources().items():
+        for node in (tree(path), *statements(path)):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 text = ast.get_docstring(node)
                 if text and leans(text):
@@ -149,8 +152,8 @@ def test_the_lint_of_docstrings(docstring: str, wrong: bool) -> None:
 def test_every_page_of_design_is_named_by_a_module() -> None:
     named = {
         page
-        for tree in sources().values()
-        for page in re.findall(r"See docs/design/([\w-]+)\.md", ast.get_docstring(tree) or "")
+        for path in sources().values()
+        for page in re.findall(r"See docs/design/([\w-]+)\.md", ast.get_docstring(tree(path)) or "")
     }
     assert named == {path.stem for path in (ROOT / "docs" / "design").glob("*.md")}
 
