@@ -112,24 +112,24 @@ def stream_flow(times: StepTimes, load: PlannedLoad, limits: StepBounds) -> Flow
     A token waits for the decode step of all that run and for prompts that steps take along meanwhile; a prompt queues
     for its steps as in M/D/1 (Pollaczek-Khinchine). `capacity` is the rate from which there is no steady state.
     """
-    found = _settled(times, load, load.rate, limits)
+    found = steady_flow(times, load, load.rate, limits)
     low, high = 0.0, max(load.rate, 1e-3)
-    while high < 1e9 and _settled(times, load, high, limits) is not None:
+    while high < 1e9 and steady_flow(times, load, high, limits) is not None:
         low, high = high, 2 * high
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (middle, high) if _settled(times, load, middle, limits) is not None else (low, middle)
+        low, high = (middle, high) if steady_flow(times, load, middle, limits) is not None else (low, middle)
         if high - low < 1e-3 * high:
             break
     if found is None:
-        at = _settled(times, load, low, limits) if low else None
+        at = steady_flow(times, load, low, limits) if low else None
         slow = at or Flow(0, 0, 0, 0, limits.seqs)
         return Flow(slow.ttft, slow.tpot, slow.e2e, low, slow.concurrency, low, False)
     return Flow(found.ttft, found.tpot, found.e2e, load.rate, found.concurrency, low)
 
 
-def _settled(times: StepTimes, load: PlannedLoad, rate: float, limits: StepBounds) -> Flow | None:
-    """The steady state at `rate`; None where there is none within the limits."""
+def steady_flow(times: StepTimes, load: PlannedLoad, rate: float, limits: StepBounds) -> Flow | None:
+    """The steady state at `rate` requests a second, without a capacity; None where there is none within the limits."""
     prompt, context = load.input - load.shared, load.input + load.output // 2
     others = 0.0
     for _ in range(TURNS):

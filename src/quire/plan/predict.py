@@ -20,7 +20,7 @@ from quire.core.exclusions.table import check_known
 from quire.model.known import known_of, known_of_device
 from quire.model.own_drafts import with_own_drafts
 from quire.plan.devices import DeviceSheet
-from quire.plan.latency import Flow, StepBounds, batch_flow, stream_flow
+from quire.plan.latency import Flow, StepBounds, batch_flow, steady_flow, stream_flow
 from quire.plan.memory import PROCESS, MemoryAccount, account, choice_of, facts_of, kv_format, rank_needs
 from quire.plan.planned_load import PlannedLoad, Slo
 from quire.plan.rates import Calibration, DatasheetRates, MeasuredRates, Rates
@@ -114,6 +114,11 @@ class Planner:
 
     def flow(self, load: PlannedLoad) -> Flow:
         """Flow of one replica, to which its part of the load goes. `ConfigError` for a request that never fits."""
+        load, limits = self._of_a_replica(load)
+        return (stream_flow if load.rate else batch_flow)(self.times, load, limits)
+
+    def _of_a_replica(self, load: PlannedLoad) -> tuple[PlannedLoad, StepBounds]:
+        """Its part of the load, and the limits of its steps."""
         length = load.input + load.output
         if length > self.kv.max_model_len:
             raise ConfigError(
@@ -125,8 +130,8 @@ class Planner:
         limits = StepBounds(min(self.limits.seqs, held), self.limits.tokens)
         replicas = self.config.parallel.data_parallel_size
         if load.rate:
-            return stream_flow(self.times, replace(load, rate=load.rate / replicas), limits)
-        return batch_flow(self.times, replace(load, batch=-(-load.batch // replicas)), limits)
+            return replace(load, rate=load.rate / replicas), limits
+        return replace(load, batch=-(-load.batch // replicas)), limits
 
     def predict(self, load: PlannedLoad) -> Prediction:
         """Latencies and throughput of `load`, and what there is room for."""
@@ -156,9 +161,11 @@ class Planner:
         one = replace(load, rate=1e-6, batch=1)
 
         def held(rate: float) -> bool:
-            flow = self.flow(replace(one, rate=rate * self.config.parallel.data_parallel_size))
-            late = (slo.ttft and flow.ttft * 1e3 > slo.ttft) or (slo.itl and flow.tpot * 1e3 > slo.itl)
-            return flow.stable and not late
+            part, limits = self._of_a_replica(replace(one, rate=rate * self.config.parallel.data_parallel_size))
+            flow = steady_flow(self.times, part, part.rate, limits)
+            if flow is None:
+                return False
+            return not (slo.ttft and flow.ttft * 1e3 > slo.ttft) and not (slo.itl and flow.tpot * 1e3 > slo.itl)
 
         low, high = 0.0, 1e-3
         while high < 1e7 and held(high):
