@@ -42,6 +42,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("stage", "layout", "most"),
     [

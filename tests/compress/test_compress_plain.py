@@ -67,6 +67,7 @@ FORMS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", ["llama", "phi3"])
 @pytest.mark.parametrize("form", FORMS)
 def test_quantized_checkpoints_become_folders(form: str, family: str, tmp_path: Path) -> None:

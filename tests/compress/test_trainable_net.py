@@ -74,6 +74,7 @@ def test_logits_equal_the_engines_reference(variant: str, tmp_path: Path) -> Non
     assert error(Net.open(str(tmp_path)).logits(tokens)[0], want) <= TOLERANCE
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", [*GRADIENTS, "t5", "t5_v1_1"])
 def test_gradients_of_every_tensor_equal_transformers(variant: str, tmp_path: Path) -> None:
     family, facts = (ALL | ENCODED)[variant]

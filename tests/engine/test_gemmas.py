@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import ways_to_serve as ways
 from engine_answers import Answer, engine_of
 from gemma_variants import GEMMAS
+from often import only_slow
 from oracle import BACKENDS, write
 from speculation_methods import answers, requests_of, write_words
 from ways_to_serve import answers_alone, check_hits, check_ways_back, compared, differing, written
@@ -54,7 +55,7 @@ def test_a_way_back_after_every_step_changes_no_bit(made: Made) -> None:
     check_ways_back(*made)
 
 
-@pytest.mark.parametrize("model", ["gemma3n", "gemma3n_sparse", "gemma4_small"])
+@pytest.mark.parametrize("model", ["gemma3n_sparse", "gemma4_small", only_slow("gemma3n")])
 def test_two_ranks_say_what_one_says(model: str, tmp_path: Path) -> None:
     """Gates of Gemma 3n are cut by the mean of all ranks' gates. Chunks and other requests change no bit of ranks."""
     family, facts = GEMMAS[model]

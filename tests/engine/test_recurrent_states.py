@@ -45,7 +45,7 @@ def alone(folder: Path) -> dict[str, list[Answer]]:
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of `alone`, where an example fails
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)  # test_hybrid_histories.py tries thousands
 @given(way=st.fixed_dictionaries(STATE_WAYS), seed=st.integers(0, 1000))
 def test_no_way_to_serve_changes_a_bit(
     folder: Path, alone: dict[str, list[Answer]], way: dict[str, Any], seed: int

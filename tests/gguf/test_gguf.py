@@ -50,6 +50,7 @@ def whole(model: Model, tokens: list[int]) -> torch.Tensor:
     return Paged(model, [tokens]).run([[len(tokens)]])[0]
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_equal_transformers(name: str, tmp_path: Path) -> None:
     kind, facts = FAMILIES[name]

@@ -112,6 +112,7 @@ def whole(path: Path) -> Tensor:
     return Paged(model, [TOKENS]).run([[len(TOKENS)]])[0]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_files_under_another_name(name: str, tmp_path: Path) -> None:
     kind, facts, change, keys = CASES[name]

@@ -48,6 +48,7 @@ def whole(model: Model) -> Tensor:
     return Paged(model, [TOKENS]).run([[len(TOKENS)]])[0]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("device", BACKENDS)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
@@ -136,6 +137,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     assert relative_error(whole(load(tmp_path / "model.gguf")), logits(oracle, TOKENS)) <= 1e-5
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 @pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_text"])
 def test_written_files_answer_as_their_rounded_weights_do(name: str, kind: str, tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ WRITTEN = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm4_moe")
 """Those whose files are written, of the families with such a layer."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_a_written_file_drafts_as_its_folder_does(kind: str, tmp_path: Path) -> None:
     layer, path = write_mtp(tmp_path, kind, **ONES), tmp_path / "model.gguf"

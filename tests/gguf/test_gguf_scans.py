@@ -31,6 +31,7 @@ WRITTEN = [name for name, (kind, _) in FAMILIES.items() if kind in gguf_scans.AR
 SIZES = {"intermediate_size": 128, "shared_intermediate_size": 64}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", BACKENDS)
 @pytest.mark.parametrize("name", PACKED)
 def test_quantized_files_stay_packed(name: str, device: str, tmp_path: Path) -> None:
@@ -67,6 +68,7 @@ def test_layers_without_a_period_are_refused() -> None:
         by_periods(layers)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_written_files_answer_as_transformers_does(name: str, tmp_path: Path) -> None:
     kind, facts = FAMILIES[name]

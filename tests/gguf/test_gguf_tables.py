@@ -69,6 +69,7 @@ def load(path: Path, device: str) -> Model:
     return load_model(flat_config(model=str(path), dtype="float32", activations="int16"), backend(device))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", BACKENDS)
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0", "F16"])
 def test_models_answer_as_with_the_whole_table(

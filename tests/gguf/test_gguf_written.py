@@ -50,7 +50,7 @@ OTHER_ROWS = ("baichuan second", "llama helium", "chatglm published")
 """Models whose files are another row's, which has other matrices or rows in another order."""
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_written_files_answer_as_transformers_does(name: str, tmp_path: Path) -> None:
     oracle = write_folder(tmp_path, name)

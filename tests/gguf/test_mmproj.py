@@ -32,6 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
     return cache(lambda family: Pair(family, tmp_path_factory.mktemp(family)))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_of_images_are_those_of_the_folder(family: str, made: Callable[[str], Pair]) -> None:
     pair = made(family)
@@ -50,6 +51,7 @@ def test_every_type_of_numbers_is_read(family: str, kind: str, made: Callable[[s
     assert 0 < away <= HALF_SIZES[kind]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_those_of_the_folder(family: str, made: Callable[[str], Pair]) -> None:
     pair = made(family)

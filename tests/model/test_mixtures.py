@@ -25,7 +25,7 @@ __all__ = ["ops"]
 MSCALES = {"short_mscale": 1.2, "long_mscale": 1.2}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path: Path) -> None:
     family, facts = VARIANTS[variant]
@@ -39,7 +39,7 @@ def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path:
                 assert relative_error(got, expected) <= TOLERANCE, (block_size, name)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_dummy_weights_and_reports_fit(variant: str, tmp_path: Path) -> None:
     family, facts = VARIANTS[variant]
@@ -66,6 +66,7 @@ def test_dummy_weights_and_reports_fit(variant: str, tmp_path: Path) -> None:
     assert bool(torch.isfinite(got).all())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int4"}])
 @pytest.mark.parametrize("variant", ["mixtral", "qwen2_moe", "gpt_oss", "afmoe", "laguna", "mimo_v2_flash"])

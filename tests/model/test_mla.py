@@ -100,6 +100,7 @@ def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path:
                 assert relative_error(got, expected) <= TOLERANCE, (block_size, name)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_dummy_weights_and_reports_fit(variant: str, tmp_path: Path) -> None:
     family, facts = VARIANTS[variant]

@@ -31,7 +31,7 @@ from quire.model.load.roles import ROLES
 from quire.ops.backend import Ops
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path: Path) -> None:
     family, facts = VARIANTS[variant]
@@ -67,7 +67,7 @@ def test_rows_that_want_no_logits_are_left_out(variant: str, ops: Ops, tmp_path:
     assert_left_out(run, full, exact=ops.name == "cpu")
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("variant", one_of(3, VARIANTS))
 def test_dummy_weights_and_reports_fit_every_family(variant: str, tmp_path: Path) -> None:
     family, facts = VARIANTS[variant]
@@ -86,6 +86,7 @@ def test_dummy_weights_and_reports_fit_every_family(variant: str, tmp_path: Path
     assert bool(torch.isfinite(got).all())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int4"}])
 @pytest.mark.parametrize("variant", ["qwen3", "gemma2", "gpt2", "bloom", "olmo2", "cohere_qk_norm", "lfm2"])

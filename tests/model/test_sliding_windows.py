@@ -52,6 +52,7 @@ def cut(windows: dict[int, int], length: int) -> LayerGroups:
     return group_layers({layer: LayerCacheSpec((layout,), window) for layer, window in windows.items()}, length)
 
 
+@pytest.mark.sampled(4)
 @native
 def test_freeing_changes_no_bit(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     growing = SamplingParams(max_tokens=90, ignore_eos=True, logprobs=3)

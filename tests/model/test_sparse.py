@@ -17,6 +17,7 @@ from sparse_variants import BLOCK_SPARSE, DENSE, SPARSE
 __all__ = ["ops"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("variant", SPARSE | DENSE)
 def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path: Path) -> None:
     family, facts = (SPARSE | DENSE)[variant]

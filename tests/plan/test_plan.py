@@ -102,6 +102,7 @@ FORMATS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @native
 @pytest.mark.parametrize("options", FORMATS, ids=str)
 @pytest.mark.parametrize("model", [SMALL, TIED, MIXTURE], ids=["separate", "tied", "mixture"])

@@ -97,6 +97,7 @@ def check_bits(folder: Path, stages: int, adapter: int = -1, **options: Any) -> 
     assert all(map(torch.equal, got, want)) and want[-1].isfinite().all()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CLASSES)
 def test_stages_give_the_bits_of_the_whole(name: str, tmp_path: Path) -> None:
     family, facts = CLASSES[name]

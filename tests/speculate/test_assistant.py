@@ -78,7 +78,7 @@ BLOCKS = {"gemma4": 56, "gemma4_small": 30, "gemma4_keys_as_values": 44}
 CASES = [(kind, feature, drafts) for kind in KINDS for feature in FEATURES for drafts in DRAFTS]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize(("kind", "feature", "drafts"), CASES)
 def test_the_bits_are_those_of_plain_decoding(kind: str, feature: str, drafts: str, folders: dict[str, Path]) -> None:
     options, small = dict(FEATURES[feature]), kind == "gemma4_small"

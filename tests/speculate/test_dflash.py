@@ -85,6 +85,7 @@ def block_by_hand(folder: Path, tokens: list[int], count: int, sight: dict[str, 
     return [int(token) for token in logits.argmax(-1)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sight", SIGHTS)
 def test_blocks_say_what_their_formula_says(sight: str, tmp_path: Path) -> None:
     """Over a prompt in chunks, in the middle of an answer, of two sequences at once, after drafts that were lost."""

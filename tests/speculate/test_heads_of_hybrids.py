@@ -51,7 +51,7 @@ def golden() -> dict[tuple[str, str], dict[str, list[Answer]]]:
     return {}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3", "dflash"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("target", TARGETS)

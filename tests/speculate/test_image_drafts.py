@@ -106,7 +106,7 @@ def spoken_of(method: str, drafts: dict[str, str]) -> str:
     return json.dumps(way | ({"model": drafts[str(way["method"])]} if way["method"] in drafts else {}))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("method", METHODS)
 def test_drafts_change_no_bit_of_what_has_images(
     method: str, target: tuple[Path, Sight], alone: dict[str, Answer], drafts: dict[str, str]
@@ -121,7 +121,7 @@ def test_drafts_change_no_bit_of_what_has_images(
             assert stats.used_blocks == 0 and stats.draft_tokens > 0
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", [method for method in METHODS if method not in LOOK_UPS])
 def test_what_has_images_is_drafted_for(method: str, target: tuple[Path, Sight], drafts: dict[str, str]) -> None:
     requests = [each for each in asked() if each.images]

@@ -32,6 +32,7 @@ from ways_to_serve import differing
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", WITH_MTP)
 def test_the_logits_are_those_of_the_formula(kind: str, tmp_path: Path) -> None:
     check_drafts(write_mtp(tmp_path, kind), tmp_path)
@@ -61,7 +62,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {kind: str(path) for kind, path in made.items()}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize(("kind", "feature"), CASES)
 def test_the_bits_are_those_of_plain_decoding(kind: str, feature: str, adaptive: bool, folders: dict[str, str]) -> None:
@@ -119,6 +120,7 @@ def test_the_layer_drafts_where_nothing_is_asked(tmp_path: Path) -> None:
         engine_of(**options, speculative_config='{"method": "none", "adaptive": false}')
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", WITH_MTP)
 @pytest.mark.parametrize("options", [{}, {"dtype": "float32", "enable_lora": True}], ids=["bf16", "f32"])
 def test_what_is_planned_is_taken(kind: str, options: dict[str, Any], folders: dict[str, str]) -> None:

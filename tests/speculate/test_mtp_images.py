@@ -86,6 +86,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_drafts_beside_images_change_no_bit(way: str, made: tuple[Path, MtpLayer], alone: dict[str, Answer]) -> None:
     want = alone

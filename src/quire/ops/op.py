@@ -102,10 +102,12 @@ def implementations(
     `own`: the backend's by the op's name, and others by "op:implementation".
     """
     table: dict[str, tuple[str, Callable[..., Any]]] = {}
-    for name, which in choose_ops(backend, overrides).items():
+    chosen = choose_ops(backend, overrides)
+    if first := next((name for name, which in chosen.items() if which == "reference"), ""):
+        require_torch(f"--ops {first}=reference", "train")
+        load_definitions()  # once: that looks through folders
+    for name, which in chosen.items():
         if which == "reference":
-            require_torch(f"--ops {name}=reference", "train")
-            load_definitions()
             table[name] = (which, REGISTRY[name].reference)
             continue
         fn = own.get(name if which == backend else f"{name}:{which}")

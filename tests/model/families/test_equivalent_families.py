@@ -45,6 +45,7 @@ def test_internlm2(ops: Ops, tmp_path: Path, bias: bool) -> None:
     assert_equal(tmp_path, ops, lambda tokens: logits(oracle, tokens))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", RELATIVES)
 def test_families_that_are_another_model_in_other_words(family: str, ops: Ops, tmp_path: Path) -> None:
     oracle = write_relative(tmp_path, family)

@@ -14,7 +14,7 @@ from oracle import BACKENDS
 from quire.model.families.table import FAMILIES
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(12)
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 @pytest.mark.parametrize("family", one_of(5, sorted(FAMILIES)))
 def test_the_table_says_what_happens(family: str, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ TINY = ("aria", "deepseek_vl", "ernie4_5_vl_moe", "exaone4_5", "glm4v", "glm4v_m
         *UNSCALED)  # fmt: skip
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("model_type", TINY)
 def test_text_alone_equals_transformers(model_type: str, tmp_path: Path) -> None:
     oracle = write_whole(tmp_path, model_type)

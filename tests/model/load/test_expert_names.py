@@ -49,6 +49,7 @@ def error_of(folder: Path, oracle: Any) -> float:
     return relative_error(got, logits(oracle, prompt(9, 1)))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_experts_by_the_names_of_modules(family: str, tmp_path: Path) -> None:
     oracle = write(tmp_path, family, **FAMILIES[family])

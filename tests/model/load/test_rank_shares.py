@@ -60,6 +60,7 @@ def together(folder: Path, adapter: int = -1, **options: Any) -> list[Tensor]:
         return list(pool.map(run, range(WORLD)))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", MODELS)
 def test_two_ranks_give_the_logits_of_one(name: str, tmp_path: Path) -> None:
     family, facts = MODELS[name]

@@ -34,6 +34,7 @@ def _no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     hide_rows(monkeypatch, *(family for family, *_ in (*VARIANTS.values(), *REFUSED.values())))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "variant",
     [pytest.param(v, marks=[pytest.mark.slow] if v == "heads_of_unlike_sizes" else []) for v in VARIANTS],
@@ -178,6 +179,7 @@ except SystemExit as ended:
 """inspect in a process that cannot import what takes long."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_headers_say_what_the_code_says_without_importing_it(variant: str, tmp_path: Path) -> None:
     family, facts = VARIANTS[variant]

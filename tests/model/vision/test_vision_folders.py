@@ -149,6 +149,7 @@ def test_every_tensor_is_claimed_or_named(made: Callable[[str], Made], tmp_path:
     assert open_model(str(tmp_path / "short")).vision.tower.spec.layers == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", one_of(2, FAMILIES))
 def test_dummy_weights_fit_every_family(name: str, made: Callable[[str], Made]) -> None:
     folder = str(made(name).folder)
@@ -163,6 +164,7 @@ def test_dummy_weights_fit_every_family(name: str, made: Callable[[str], Made]) 
     assert got.shape == want.shape and bool(torch.isfinite(got).all())
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_account_counts_the_vision_part(name: str, quantization: str | None, made: Callable[[str], Made]) -> None:

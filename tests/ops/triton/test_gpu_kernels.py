@@ -24,37 +24,38 @@ def recorded() -> Rows:
     return {(r["target"], r["kernel"]): r for r in json.loads(RESULTS.read_text())["kernels"]}
 
 
-@needs_triton
-def test_what_is_recorded_is_what_the_launchers_launch(recorded: Rows) -> None:
+@pytest.fixture(scope="module")
+def launched() -> dict[str, tuple[list[Any], Any]]:
+    """Target -> its variants, and the device that chose their sizes."""
     from benchmarks.gpu.compile_kernels import CHIPS, variants
     from benchmarks.gpu.launches import all_launches
 
-    listed = {(target, v.name): v.key for target in CHIPS for v in variants(target, all_launches)}
+    devices: list[Any] = []
+
+    def launches(gpu: Any) -> Any:
+        devices.append(gpu)
+        return all_launches(gpu)
+
+    made = {target: variants(target, launches) for target in CHIPS}
+    return {target: (found, gpu) for (target, found), gpu in zip(made.items(), devices, strict=True)}
+
+
+@needs_triton
+def test_what_is_recorded_is_what_the_launchers_launch(
+    recorded: Rows, launched: dict[str, tuple[list[Any], Any]]
+) -> None:
+    listed = {(target, v.name): v.key for target, (found, _) in launched.items() for v in found}
     missing = {at for at, key in listed.items() if recorded.get(at, {}).get("key") != key}
     assert not missing, f"run `make gpu-kernels`: {len(missing)} launches were not compiled, {sorted(missing)[:5]}"
     assert set(recorded) == set(listed), "run `make gpu-kernels`: rows of launches that are no more"
 
 
 @needs_triton
-def test_every_row_of_sizes_is_launched() -> None:
-    from benchmarks.gpu.compile_kernels import CHIPS, stand_in
-    from benchmarks.gpu.launches import all_launches
-
-    used = set()
-    for target in CHIPS:
-        gpu = stand_in(target)
-        variants_of(gpu, all_launches)
-        used |= {(key[0], json.dumps(sizes)) for key, sizes in gpu.chosen.items()}
+def test_every_row_of_sizes_is_launched(launched: dict[str, tuple[list[Any], Any]]) -> None:
+    used = {(key[0], json.dumps(sizes)) for _, gpu in launched.values() for key, sizes in gpu.chosen.items()}
     for path in CONFIGS.glob("*.json"):
         for row in json.loads(path.read_text()):
             assert row.get("device") or (path.stem, json.dumps(row["use"])) in used, (path.stem, row)
-
-
-def variants_of(gpu: Any, launches: Any) -> None:
-    from benchmarks.gpu.compile_kernels import written_down
-
-    for label, launch in launches(gpu):
-        written_down(label, launch)
 
 
 @needs_triton

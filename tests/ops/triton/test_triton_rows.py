@@ -59,7 +59,7 @@ def test_a_row_of_attention_does_not_depend_on_the_batch(
     dtype: Dtype, block_size: int, window: int, extras: str
 ) -> None:
     rows = ((130, 600), (1, 1100), (1, 1), (37, 37), (2, 600))
-    case = cases.attention_case(generator(1), KVLayout(block_size, 2, 64, dtype), 6, rows, window, extras=extras)
+    case = cases.attention_case(generator(1), KVLayout(block_size, 1, 64, dtype), 3, rows, window, extras=extras)
     whole = attend(case)  # a program for all splits of the first, the fourth and the last sequence
     for s, first, last in parts_of(rows):
         begin = int(case["cu_q"][s])
