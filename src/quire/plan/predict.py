@@ -118,7 +118,7 @@ class Planner:
         return (stream_flow if load.rate else batch_flow)(self.times, load, limits)
 
     def _of_a_replica(self, load: PlannedLoad) -> tuple[PlannedLoad, StepBounds]:
-        """Its part of the load, and the limits of its steps."""
+        """Part of the load that one replica is given, and the limits of its steps."""
         length = load.input + load.output
         if length > self.kv.max_model_len:
             raise ConfigError(
