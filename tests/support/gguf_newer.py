@@ -27,6 +27,13 @@ MINIMAX_M3 = {
     "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
     "mlp_layer_types": ["dense", "sparse", "sparse"]
 }  # fmt: skip
+STEP = {"head_dim": 16, "num_hidden_layers": 4, "n_routed_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40, "share_expert_dim": 48, "sliding_window": 5,
+        "layer_types": [FULL, LOCAL, LOCAL, FULL], "num_sliding_attention_heads": 8, "moe_router_scaling_factor": 1.7,
+        "swiglu_limits": [0.0, 0.0, 0.04, 0.03], "swiglu_limits_shared": [0.05, 0.0, 0.02, 0.0],
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "rope_parameters": {
+            FULL: {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
+            LOCAL: {"rope_type": "default", "rope_theta": 1e3}}}  # fmt: skip
 NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", MULTIPLIERS | SIX),
     "granitemoe shared": ("granitemoeshared", MULTIPLIERS | SIX | {"shared_intermediate_size": 48}),
@@ -93,6 +100,19 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         "moe_intermediate_size": 40, "num_hidden_layers": 4, "n_group": 2, "layer_types": [FULL, LOCAL] * 2,
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
                             for kind, theta in ((FULL, 1e5), (LOCAL, 1e3))}}),
+    "plamo": ("plamo", {}),
+    "muse-glimmer": ("muse_glimmer_text", FOUR | {"head_dim": 16, "qk_scale_factor": 2.5}),
+    "minimax-01": ("minimax", SIX | {
+        "rms_norm_eps": 1e-6, "block_size": 4, "layer_types": ["linear_attention", FULL, "linear_attention"],
+        **{f"{part}_alpha_factor": 3.5 for part in ("full_attn", "linear_attn", "mlp")}}),
+    "bailingmoe3": ("bailing_hybrid", FEW | {
+        "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 16, "head_dim": 16,
+        "num_key_value_heads": 4, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "layer_group_size": 2,
+        "num_hidden_layers": 4, "kda_lower_bound": -3.0}),
+    "step35": ("step3p5", STEP),
+    "step35 scaled": ("step3p5", STEP | {"rope_parameters": STEP["rope_parameters"] | {FULL: {
+        "rope_type": "llama3", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "factor": 4.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 32}}}),
     "mistral3": ("ministral3", {"head_dim": 24, "rope_parameters": GROWN}),
 }  # fmt: skip
 GEMMA3N = {"hidden_size": 128, "head_dim": 32, "sliding_window": 5, "num_hidden_layers": 22, "num_kv_shared_layers": 2,

@@ -109,6 +109,7 @@ CHANGED = {"deepseek": {"norm_topk_prob": False}}
 RENAMED = {"internlm2": grouped_qkv, "baichuan": packed_qkv}
 """Families that transformers has no code for: how Llama's tensors become theirs."""
 PERMUTED = (
+    "muse-glimmer",
     "xverse",
     "mistral3",
     "granitemoe",
@@ -128,7 +129,18 @@ PERMUTED = (
 """Architectures whose rows of queries and keys the converter interleaves."""
 MULTIPLIED_IN = ("falcon-h1",)
 """Architectures whose matrices have other numbers than those of folders."""
-LATER = ("laguna", "minimax-m3", "granite_swa", "hy_v3", "mellum", "cohere2moe", "deepseek32")
+LATER = (
+    "muse-glimmer",
+    "minimax-01",
+    "bailingmoe3",
+    "laguna",
+    "minimax-m3",
+    "granite_swa",
+    "hy_v3",
+    "mellum",
+    "cohere2moe",
+    "deepseek32",
+)
 LATER_KEYS = ("attention.value_scale", "attention.indexer.types", "attention.rope_pattern")
 """Architectures and keys that llama.cpp's sources have, and the gguf package of the development extra has not yet."""
 LATER_NAMES = {"gemma4": {"blk.{bid}.ffn_gate_exps", "blk.{bid}.ffn_up_exps"}}

@@ -181,8 +181,12 @@ class _Writer:
             sets = (np.array(scaling.short, "<f4"), np.array(scaling.long, "<f4"))
             return dict(zip(ROPE_TENSORS[1:], sets, strict=True))
         if isinstance(scaling, Llama3):
-            plain = Plain().inverse_frequencies(rope.theta, rope.dim, 0)
-            return {ROPE_TENSORS[0]: plain / scaling.inverse_frequencies(rope.theta, rope.dim, 0)}
+            plain, widest = (
+                Plain().inverse_frequencies(rope.theta, rope.dim, 0),
+                max(r.dim for r in self.opened.spec.rope),
+            )
+            factors = plain / scaling.inverse_frequencies(rope.theta, rope.dim, 0)
+            return {ROPE_TENSORS[0]: np.pad(factors, (0, (widest - rope.dim) // 2), constant_values=1)}
         if isinstance(scaling, Proportional):
             stay = np.arange(rope.dim // 2) >= scaling.turned
             return {ROPE_TENSORS[0]: np.where(stay, STILL, scaling.factor).astype("<f4")}

@@ -73,7 +73,7 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
         asked = name in told or key == SHARED_WIDTH or not key.startswith("expert_")
         if value is not None and (any(spec.moe.sparse) or asked):
             found[key] = value
-    found |= {key: np.array(raw[name]) for name, key in architecture.lists.items() if name in raw}
+    found |= {key: np.array(raw[name]) for name, key in architecture.lists.items() if raw.get(name) is not None}
     if any(attends):
         turned = rope.dim if architecture.turns else spec.head_dim
         found |= {"attention.value_length": spec.kept_value_dim if absorbed else spec.value_dim}
@@ -86,7 +86,7 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
     if further:
         found |= {NEXTN: further, FIELDS["num_hidden_layers"]: spec.layers + further}
     recurrent = _recurrent_sizes(spec)
-    if spec.delta.value_heads:
+    if not all(attends):
         recurrent[RECURRENT] = ~np.array([*attends, *[True] * further])
     found |= {key: value for key, value in recurrent.items() if key in architecture.known}
     if architecture.normed:

@@ -59,7 +59,13 @@ def pieces_of(opened: ModelHeaders, architecture: Architecture, names: Mapping[s
             name = f"{prefix}{STACKED.sub('', names[role])}{called}"
             found.setdefault(name, []).append((base, parts))
             keys[name] = role, holder, place.layer, part
-    return [
+    made = [
+        Piece(opened, name, role, role, layer, "weight", (name,), ({},))
+        for layer in range(opened.spec.layers)
+        for role in architecture.made
+        for name in (f"{names['layer'].format(opened.spec.file_layer(layer))}{names[role]}.weight",)
+    ]
+    return made + [
         Piece(opened, name, *keys[name], tuple(base for base, _ in each), tuple(parts for _, parts in each))
         for name, each in found.items()
     ]
@@ -119,7 +125,9 @@ def _in_folder(piece: Piece, role: str) -> NDArray[np.int64]:
     assert layer is not None
     grouped = piece.of.family.grouped_qkv and piece.holder == "qkv"
     rows = disk_rows(role, piece.holder, spec, grouped, _turned(spec, layer) if spec.interleaved_rope else 0)
-    return np.arange(DISK_ROLES[role].shape(spec)[0], dtype=np.int64) if rows is None else rows
+    rows = np.arange(DISK_ROLES[role].shape(spec)[0], dtype=np.int64) if rows is None else rows
+    order = piece.of.family.order(role, spec) if DISK_ROLES[role].shard != COLUMNS else None
+    return rows if order is None else rows[order]
 
 
 def _turned(spec: ModelSpec, layer: int) -> int:
@@ -141,8 +149,12 @@ def _in_file(piece: Piece, role: str, architecture: Architecture) -> Order:
 
 def columns_of(piece: Piece, architecture: Architecture) -> Order:
     """The order in which columns of a matrix lie."""
-    ordered = piece.role in architecture.orders and DISK_ROLES[piece.role].shard == COLUMNS
-    return architecture.orders[piece.role](piece.of.spec).argsort() if ordered else None
+    if DISK_ROLES[piece.role].shard != COLUMNS:
+        return None
+    spec = piece.of.spec.at(piece.layer)
+    ours = piece.of.family.order(piece.role, spec)
+    theirs = architecture.orders[piece.role](spec).argsort() if piece.role in architecture.orders else None
+    return theirs if ours is None else ours if theirs is None else ours[theirs]
 
 
 def shape_of(piece: Piece, architecture: Architecture) -> tuple[int, ...]:

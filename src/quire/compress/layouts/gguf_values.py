@@ -47,6 +47,8 @@ class Values:
 
     def encoded(self, piece: Piece, at: int, kind: str) -> np.ndarray[Any, Any]:
         """One matrix or vector of a tensor: uint8 [n, bytes of a row], or [bytes] of a vector."""
+        if (made := self.architecture.made.get(piece.role)) is not None:
+            return encode(made(piece.of.spec.at(piece.layer))[None], kind)[0]
         given = self.weights.get(piece.bases[at]) if piece.part == "weight" else None
         if given is not None and (exact := self._exact(piece, given, kind)) is not None:
             return exact
@@ -94,7 +96,7 @@ class Values:
         if piece.part == "weight" and (columns := columns_of(piece, self.architecture)) is not None:
             values = values[:, torch.from_numpy(columns)]
         if role in self.architecture.rates:
-            values = -values.float().exp()
+            values = self.architecture.rate_sign * values.float().exp()
         if piece.part == "weight" and spec.stored_less_one(role):
             values = values.float() + 1
         if role == "head" and spec.unit_head and piece.part == "weight":

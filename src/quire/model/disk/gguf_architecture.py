@@ -45,8 +45,8 @@ class Architecture:
     which no key records. `names`: roles that are not called as elsewhere. `facts`: fields of config.json that have no
     key. `fixed`: keys of which one value is known. `kinds`: what each layer is, where a key has a number for each.
     `spelling`: fields that the family calls otherwise. `fields`: further fields of config.json, and their keys.
-    `orders`: where our rows and columns lie (`Family.order`). `rates`: vectors that files have as -exp. `written`: keys
-    that others need, and no reader here.
+    `orders`: where our rows and columns lie (`Family.order`). `rates`: vectors that files have as exp, or as -exp
+    (`rate_sign`). `written`: keys that others need, and no reader here.
 
     `parted`: fused matrices of folders -> what is in their place, beside those of `PARTED`. `naked`: further roles
     whose one tensor has the name of the role alone. `shapes`: of vectors that files have as matrices. `sparse`: the
@@ -58,7 +58,8 @@ class Architecture:
     the first. `told`: flags of config.json, and what the names of tensors have in them where one is true (or one of
     several). `normed`: the row for files that say `NORMED`. `rewrites`: those that go before all. `turns`: heads turn
     by positions. `required`: roles that others may lack. `read_only`: files of it are not written.
-    `all_keys`: readers want matrices of keys and values even in layers that read another's.
+    `all_keys`: readers want matrices of keys and values even in layers that read another's. `made`: vectors of every
+    layer that files have, and folders have not.
     """
 
     model_type: str
@@ -75,6 +76,7 @@ class Architecture:
     fields: Mapping[str, str] = field(default_factory=dict)
     orders: Mapping[str, Callable[[ModelSpec], NDArray[np.int64]]] = field(default_factory=dict)
     rates: tuple[str, ...] = ()
+    rate_sign: int = -1
     written: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     quotient: tuple[str, str] | None = None
@@ -103,6 +105,7 @@ class Architecture:
     factors: Callable[[ModelSpec], Mapping[str, NDArray[np.float32]]] | None = None
     stored: Callable[[ModelSpec], ModelSpec] | None = None
     all_keys: bool = False
+    made: Mapping[str, Callable[[ModelSpec], NDArray[np.float32]]] = field(default_factory=dict)
 
     def factor(self, role: str, spec: ModelSpec) -> NDArray[np.float32] | None:
         """What the matrix or vector of a role is multiplied by in a file, one number or one for each row."""

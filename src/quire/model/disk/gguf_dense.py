@@ -6,9 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_names import LOG_MULTIPLIER, MULTIPLIERS, TEMPERATURE, WIDTH, WINDOW
 from quire.model.disk.renamed_tensors import Rewrite
+from quire.model.spec import ModelSpec
 
 BIASED_QKV = (".attn_q.bias", ".attn_qkv.bias")
 """In names of tensors where queries have biases, fused or not."""
@@ -92,6 +96,17 @@ def turns_of_muse(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[st
     """Layers with a window turn."""
     theta, kinds = raw["rope_theta"], raw.get("layer_types")
     return {} if kinds is None else {"layer_rope_theta": [theta * (kind == "sliding_attention") for kind in kinds]}
+
+
+def multipliers_of_muse(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What llama.cpp knows no defaults of."""
+    usual = {"output_multiplier": 26**-0.5, "final_logit_softcapping": 20.0}
+    return {name: float(raw.get(name, value)) for name, value in usual.items()}
+
+
+def factors_of_queries(spec: ModelSpec) -> NDArray[np.float32]:
+    """What multiplies normed queries, which files have as weights of the norm."""
+    return np.full(spec.head_dim, spec.attention_scale * spec.head_dim**0.5, np.float32)
 
 
 def growth_of_ministral3(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
@@ -215,6 +230,19 @@ DENSE: dict[str, Architecture] = {
     "bitnet": Architecture("bitnet", facts={"hidden_act": "silu"}),
     "hunyuan-dense": Architecture("hunyuan_v1_dense"),
     "xverse": Architecture("xverse", interleaved=True),
+    "plamo": Architecture("plamo", required=("head",)),
+    "muse-glimmer": Architecture(
+        "muse_glimmer_text",
+        interleaved=True,
+        extra=WINDOW,
+        facts={"qk_scale_factor": 1.0, "weighted_qk_norm": True},
+        fields={"output_multiplier": "logit_scale", "final_logit_softcapping": "final_logit_softcapping"},
+        required=("q_norm", "k_norm", "head"),
+        further=turns_of_muse,
+        tell=multipliers_of_muse,
+        made={"q_norm": factors_of_queries, "k_norm": lambda spec: np.ones(spec.head_dim, np.float32)},
+        stored=lambda spec: replace(spec, attention_scale=spec.head_dim**-0.5, unit_norms=()),
+    ),
     "mistral3": Architecture(
         "ministral3",
         interleaved=True,
@@ -236,18 +264,8 @@ READ = {
         further=rope_of_hunyuan,
         read_only=True,
     ),
-    "muse-glimmer": Architecture(
-        "muse_glimmer_text",
-        interleaved=True,
-        extra=WINDOW,
-        facts={"qk_scale_factor": 1.0, "weighted_qk_norm": True},
-        fields={"output_multiplier": "logit_scale", "final_logit_softcapping": "final_logit_softcapping"},
-        required=("q_norm", "k_norm"),
-        further=turns_of_muse,
-        read_only=True,
-    ),
     "codeshell": replace(DENSE["starcoder2"], read_only=True),
     "refact": Architecture("baichuan", further=slopes_of_refact, read_only=True),
 }
 """Architectures that are not written: of models that are another row's, in files without images, whose folders have no
-row of their own; and Muse Glimmer's, whose files have norms with weights for the factor of queries."""
+row of their own."""

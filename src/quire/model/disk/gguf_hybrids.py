@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,4 +192,24 @@ JAMBA = replace(
     quotient=("hidden_size", "mamba_expand"),
     told={"mamba_conv_bias": CONV_BIAS},
     turns=False,
+)
+STREAM_FACTORS = tuple(f"{part}_alpha_factor" for part in ("full_attn", "linear_attn", "mlp"))
+"""Fields of what multiplies the normed stream, which are the same in files that have one number for them."""
+INTERVAL = "full_attention_interval"
+
+
+def kinds_of_minimax(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """Which layers attend: every eighth, where no key tells."""
+    every = raw.get(INTERVAL) or 8
+    kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(raw["num_hidden_layers"])]
+    return {"layer_types": raw.get("layer_types") or kinds, **dict.fromkeys(STREAM_FACTORS, raw.get("stream_factor"))}
+
+
+MINIMAX_01 = Architecture(
+    "minimax",
+    extra=(RECURRENT,),
+    fields={"stream_factor": MULTIPLIERS["residual_multiplier"], INTERVAL: INTERVAL},
+    further=kinds_of_minimax,
+    tell=lambda raw: {"stream_factor": raw.get(STREAM_FACTORS[0], 1.0)},
+    also=("minimax_text_01", "minimax_m1"),
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.core.errors import ModelError
 from quire.model.disk.gguf_architecture import Architecture
+from quire.model.disk.gguf_dense import SECTIONS
 from quire.model.disk.gguf_layers import without_heads
 from quire.model.disk.gguf_names import (
     GATING,
@@ -20,6 +21,7 @@ from quire.model.disk.gguf_names import (
     TEMPERATURE,
     WIDTH,
 )
+from quire.model.disk.gguf_windowed import GROUPS
 from quire.model.mixers.latent import keys_from_latents, values_from_latents
 from quire.model.spec import ModelSpec
 
@@ -146,6 +148,11 @@ def temperatures_of_mistral4(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {"temperature": float(weight), "temperature_length": step} if weight else {}
 
 
+def bounds_of_decays(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The bound of decays, which readers know no default of."""
+    return {"kda_safe_gate": raw.get("kda_safe_gate", True), "kda_lower_bound": float(raw.get("kda_lower_bound", -5.0))}
+
+
 LATENTS: dict[str, Architecture] = {
     "deepseek2": DEEPSEEK2,
     "mistral4": replace(
@@ -170,6 +177,23 @@ LATENTS: dict[str, Architecture] = {
         tell=lambda raw: {"indexed": [kind == "full" for kind in raw.get("indexer_types", ())]},
     ),
     "kimi-linear": KIMI_LINEAR,
+    "bailingmoe3": replace(
+        KIMI_LINEAR,
+        model_type="bailing_hybrid",
+        extra=(*LATENT_LENGTHS, NEXTN, SECTIONS),
+        names={"delta_out": "attn_output", "delta_a": "ssm_f_a", "delta_z": "ssm_g_a"},
+        facts={},
+        spelling=(("num_dense_layers", "first_k_dense_replace"),),
+        fields={
+            **KIMI_LINEAR.fields,
+            **GROUPS,
+            "kda_safe_gate": "kda.safe_gate",
+            "kda_lower_bound": "kda.gate_lower_bound",
+        },
+        tell=bounds_of_decays,
+        rate_sign=1,
+        shapes={**KIMI_SHAPES, "delta_decay": lambda spec: (spec.delta.value_heads, 1)},
+    ),
     "minicpm3": Architecture(
         "minicpm3",
         fields={"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"},

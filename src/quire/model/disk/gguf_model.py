@@ -348,16 +348,17 @@ def names_of(names: Mapping[str, str], tensors: Collection[str], called: Mapping
 
     Those of the gated delta rule and their gate are one in older files.
     """
-    roles = {part for name in names for part in _unfused(name)}
+    roles, named = {part for name in names for part in _unfused(name)}, {**NAMES, **called}
     if roles >= {"q", "k"} or "qkv" in roles:
         roles -= {"q", "k", "v", "qkv"}
-        roles |= {"qkv"} if any(name.endswith(".attn_qkv.weight") for name in tensors) else {"q", "k", "v"}
+        other = any(named.get(role) == named["qkv"] for role in roles)  # of layers that do not attend
+        fused = not other and any(name.endswith(f".{named['qkv']}.weight") for name in tensors)
+        roles |= {"qkv"} if fused else {"q", "k", "v"}
     if "gate_up" in roles and any(".ffn_gate." in name for name in tensors):
         roles = roles - {"gate_up"} | set(FUSED["gate_up"])
     for whole, parts in PARTED.items():
         if whole in roles and not any(f".{NAMES[whole]}." in name for name in tensors):
             roles = roles - {whole} | set(parts)
-    named = {**NAMES, **called}
     return {role: named[role] for role in sorted(roles) if role in named}
 
 

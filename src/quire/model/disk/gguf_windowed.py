@@ -15,6 +15,7 @@ FULL, LOCAL = "full_attention", "sliding_attention"
 GROUPS = {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"}
 HEADS = "num_attention_heads"
 OF_LAYERS = "num_attention_heads_per_layer"
+FACTORS = ("short_factor", "long_factor")
 LOCAL_TURNED = "rope.dimension_count_swa"
 """Numbers of a head that turn in layers with a window."""
 
@@ -72,7 +73,48 @@ def heads_of_mimo2(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {KV_HEADS: np.array(counts, np.int32)}
 
 
+CLAMPS = {"swiglu_limits": "swiglu_clamp_exp", "swiglu_limits_shared": "swiglu_clamp_shexp"}
+"""Lists of what activations of experts, and of other MLPs, are limited to in each layer, 0 = not."""
+LOCAL_HEADS = "num_sliding_attention_heads"
+
+
+def facts_of_step35(raw: Mapping[str, Any], has: TensorShapes) -> dict[str, Any]:
+    """Heads of both kinds of layers, of which those with a window turn wholly, the others by half.
+
+    Factors of frequencies are as many as the pairs of a whole head.
+    """
+    layers = raw["num_hidden_layers"]
+    kinds, counts = raw.get("layer_types") or [FULL] * layers, raw.get(OF_LAYERS) or [raw[HEADS]] * layers
+    heads = dict(zip(kinds, counts, strict=False))
+    if list(counts[:layers]) != [heads[kind] for kind in kinds]:
+        raise ModelError("attention.head_count: layers of one kind need as many heads each")
+    found = ropes_of_kinds({**raw, "partial_rotary_factor": 0.5, "local_turned": raw["head_dim"]})
+    whole = found["rope_parameters"][FULL]
+    whole |= {name: list(whole[name])[: raw["head_dim"] // 4] for name in FACTORS if name in whole}
+    own = {HEADS: heads.get(FULL, counts[0]), LOCAL_HEADS: heads.get(LOCAL, counts[0])}
+    mlps = ["sparse" if has(f"blk.{i}.ffn_gate_inp.") else "dense" for i in range(layers)]
+    return found | own | {"layer_types": kinds, "mlp_layer_types": mlps}
+
+
+def fields_of_step35(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Heads of each layer, and limits of activations."""
+    heads = {FULL: raw[HEADS], LOCAL: raw.get(LOCAL_HEADS) or raw[HEADS]}
+    limits = {name: np.array([limit or 0.0 for limit in raw[name]], np.float32) for name in CLAMPS if raw.get(name)}
+    return limits | {HEADS: np.array([heads[kind] for kind in raw["layer_types"]], np.int32)}
+
+
 WINDOWED: dict[str, Architecture] = {
+    "step35": Architecture(
+        "step3p5",
+        extra=(*WINDOW, NEXTN, "moe_every_n_layers"),
+        fixed={GATING: SIGMOID},
+        turns=False,  # of what the key says layers without a window turn half
+        required=("head",),
+        each={HEADS: OF_LAYERS},
+        lists=CLAMPS,
+        further=facts_of_step35,
+        tell=fields_of_step35,
+    ),
     "laguna": Architecture(
         "laguna",
         extra=WINDOW,

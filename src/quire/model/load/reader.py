@@ -158,11 +158,11 @@ class WeightReader:
         return tensor
 
     def _logarithm(self, name: str, rates: AnyArray) -> Host:
-        """x of the vector -exp(x) that the file has as `name`."""
-        positive = -to_numpy(rates)
-        if not (positive > 0).all():
-            raise ModelError(f"{self.opened.folder}: {name} holds a number that is not below 0")
-        return np.log(positive)
+        """x of the vector -exp(x), or exp(x), that the file has as `name`."""
+        found = to_numpy(rates)
+        if not ((found < 0).all() or (found > 0).all()):
+            raise ModelError(f"{self.opened.folder}: {name} holds numbers that are not all below 0, or above")
+        return np.log(np.abs(found))
 
     def table(self, role: str) -> Unplaced:
         """The rank's rows of a look-up table in the compute dtype, copied out of the mapped file."""
