@@ -9,7 +9,6 @@ import pytest
 from families_page import _checked, _types
 from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.families.elsewhere import (
-    FOLDERS,
     LACKS,
     architectures,
     causal_types,
@@ -34,7 +33,6 @@ def test_everything_else_has_a_reason() -> None:
     assert all(why_no_row(name) for name in (*slow, *none))
     assert all(why_no_gguf(name) for name in architectures() if name not in ARCHITECTURES)
     assert not {*LACKS} & {*FAMILIES, *MULTIMODAL, *TEXT_DECODERS, *ARCHITECTURES}
-    assert {row for rows in FOLDERS.values() for row in rows} <= {*FAMILIES}
     assert "one softmax from another" in why_no_row("diffllama") and runs_slowly("diffllama")
     assert "routers that read what attention reads" in why_no_gguf("smallthinker")
     assert why_no_row("no_such_type") == why_no_gguf("no-such-architecture") == ""

@@ -121,6 +121,31 @@ def as_bailing(tensors: Tensors) -> Tensors:
     )(kept)
 
 
+def as_step3p5(tensors: Tensors) -> Tensors:
+    """Step 3.5's tensors under the names of its release, gates and what they multiply apart."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        base, both, _ = name.partition("mlp.experts.gate_up_proj")
+        if both:
+            gate, up = tensor.chunk(2, 1)
+            found |= {f"{base}moe.gate_proj.weight": gate, f"{base}moe.up_proj.weight": up}
+        else:
+            found[name] = tensor
+    return renamed(
+        {
+            "mlp.experts.down_proj": "moe.down_proj.weight",
+            "mlp.gate.e_score_correction_bias": "moe.router_bias",
+            "mlp.gate.weight": "moe.gate.weight",
+            "mlp.shared_experts.": "share_expert.",
+        }
+    )(found)
+
+
+def without_decays(tensors: Tensors) -> Tensors:
+    """MiniMax's tensors without what follows from the number of heads and the layer."""
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith(("_decay", "slope_rate"))}
+
+
 def as_plamo(tensors: Tensors) -> Tensors:
     """A parallel model's tensors under PLaMo's names: pairs that turn lie apart, heads take the two keys in turns."""
     found: Tensors = {}

@@ -27,6 +27,8 @@ MINIMAX_M3 = {
     "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
     "mlp_layer_types": ["dense", "sparse", "sparse"]
 }  # fmt: skip
+LIGHTNING = SIX | {"rms_norm_eps": 1e-6, "block_size": 4,
+                   **{f"{part}_alpha_factor": 3.5 for part in ("full_attn", "linear_attn", "mlp")}}  # fmt: skip
 STEP = {"head_dim": 16, "num_hidden_layers": 4, "n_routed_experts": 8, "num_experts_per_tok": 3,
         "moe_intermediate_size": 40, "share_expert_dim": 48, "sliding_window": 5,
         "layer_types": [FULL, LOCAL, LOCAL, FULL], "num_sliding_attention_heads": 8, "moe_router_scaling_factor": 1.7,
@@ -102,9 +104,9 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
                             for kind, theta in ((FULL, 1e5), (LOCAL, 1e3))}}),
     "plamo": ("plamo", {}),
     "muse-glimmer": ("muse_glimmer_text", FOUR | {"head_dim": 16, "qk_scale_factor": 2.5}),
-    "minimax-01": ("minimax", SIX | {
-        "rms_norm_eps": 1e-6, "block_size": 4, "layer_types": ["linear_attention", FULL, "linear_attention"],
-        **{f"{part}_alpha_factor": 3.5 for part in ("full_attn", "linear_attn", "mlp")}}),
+    "minimax-01": ("minimax", LIGHTNING | {"layer_types": ["linear_attention", FULL, "linear_attention"]}),
+    "minimax-01 eighth": ("minimax", LIGHTNING | {
+        "num_hidden_layers": 8, "layer_types": [*["linear_attention"] * 7, FULL]}),
     "bailingmoe3": ("bailing_hybrid", FEW | {
         "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 16, "head_dim": 16,
         "num_key_value_heads": 4, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "layer_group_size": 2,

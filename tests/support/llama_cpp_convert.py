@@ -43,7 +43,8 @@ def main() -> None:
             name = get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.MMPROJ)
         kind = get_model_class(name, mmproj=mmproj)
         kind = getattr(kind, INNER.get(config["model_type"], ""), kind)
-        own = {"set_vocab": set_vocab, "model_arch": kind.model_arch, "no_mtp": True}  # of which these have none
+        own = {"set_vocab": set_vocab, "_get_suppress_tokens": lambda self: [], "model_arch": kind.model_arch}
+        own |= {"no_mtp": True}  # of which these have none
         made = type(kind.__name__, (kind,), own)
         with torch.inference_mode():
             hparams = None if mmproj else kind.load_hparams(folder, False) | config

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import llama_cpp_models
-from family_tensors import Tensors
+from family_tensors import Tensors, as_step3p5, without_decays
 
 NO_BIASES = "its code has no such biases, or needs them"
 WINDOWS = "its code has no windows in models of so few layers, or none"
@@ -58,6 +58,8 @@ NOT_CONVERTED: dict[str, str] = {
     "bailingmoe2": SHARED_TWICE,
     "kimi-linear": "transformers writes names that the converter does not know",
     "falcon-h1 tied": "the multiplier of a tied head is lost in its file",
+    "plamo": "the converter knows the sizes of one release alone",
+    "minimax-01": "the converter does not write which layers attend, and readers take every eighth",
 }
 """Model -> why llama.cpp's converter makes no file of it."""
 MIMO2 = {
@@ -88,6 +90,38 @@ MINIMAX_M3 = {
     "n_shared_experts": 1,
     "scoring_func": "sigmoid",
 }
+STEP35 = {
+    "rope_parameters": None,
+    "rope_theta": [1e5, 1e3, 1e3, 1e5],
+    "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5],
+    "num_attention_groups": 2,
+    "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 8, "head_dim": 16,
+                                "num_attention_groups": 2},
+    "moe_layers_enum": "1,2,3",
+    "moe_num_experts": 8,
+    "moe_top_k": 3,
+    "norm_expert_weight": True,
+}  # fmt: skip
+SCALED = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}  # fmt: skip
+LING3 = {
+    "architectures": ["BailingMoeV3ForCausalLM"],
+    "no_kda_lora": True,
+    "gated_attention_proj_granularity_type": "head_wise",
+    "head_dim": 16,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "max_position_embeddings": 128,
+    "moe_shared_expert_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "score_function": "sigmoid",
+}
+MINIMAX_01 = {
+    "architectures": ["MiniMaxText01ForCausalLM"],
+    "rotary_dim": 16,
+    **{f"layernorm_{part}_alpha": 3.5 for part in ("full_attention", "linear_attention", "mlp")},
+    **{f"layernorm_{part}_beta": 1.0 for part in ("full_attention", "linear_attention", "mlp")},
+}
 RELEASED: dict[str, dict[str, Any]] = llama_cpp_models.RELEASED | {
     "deepseek": {"architectures": ["DeepseekForCausalLM"]},
     "bailingmoe": {"architectures": ["BailingMoeForCausalLM"]},
@@ -106,6 +140,11 @@ RELEASED: dict[str, dict[str, Any]] = llama_cpp_models.RELEASED | {
         "moe_intermediate_size": [96] * 3,
     },
     "mimo2": MIMO2,
+    "step35": STEP35,
+    "step35 scaled": STEP35 | {"rope_theta": [1e4, 1e3, 1e3, 1e4], "rope_parameters": SCALED},
+    "bailingmoe3": LING3,
+    "minimax-01 eighth": MINIMAX_01,
+    "muse-glimmer": {"architectures": ["MuseGlimmerForConditionalGeneration"]},
     "minimax-m3 all blocks": MINIMAX_M3 | {"sparse_attention_config": BLOCKS | {"sparse_topk_blocks": 3}},
     "minimax-m3 sparse": MINIMAX_M3 | {"moe_layer_freq": [1, 1, 1]},
     "afmoe": {"route_norm": True, "score_func": "sigmoid"},
@@ -168,6 +207,9 @@ def as_gemma3n(tensors: Tensors) -> Tensors:
 
 
 TENSORS: dict[str, Callable[[Tensors], Tensors]] = {
+    "step35": as_step3p5,
+    "step35 scaled": as_step3p5,
+    "minimax-01 eighth": without_decays,
     "gemma3n shared": as_gemma3n,
     "minimax-m3 all blocks": as_minimax_m3,
     "minimax-m3 sparse": as_minimax_m3,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from attention_variants import GATED
+from family_tensors import as_step3p5, rewrite
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
 from paged_model import CUTS, TOLERANCE, Paged, load, prompt
 from quire.core.errors import ModelError
@@ -45,21 +45,7 @@ OLDER: dict[str, Any] = {
 def write_release(folder: Path) -> Any:
     """A checkpoint under the names and with the fields of the release, with a layer that predicts ahead."""
     oracle = write(folder, "step3p5", **FACTS)
-    found: dict[str, torch.Tensor] = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        if name.endswith("mlp.experts.gate_up_proj"):
-            gate, up = tensor.chunk(2, 1)
-            base = name.removesuffix("mlp.experts.gate_up_proj")
-            found |= {f"{base}moe.gate_proj.weight": gate, f"{base}moe.up_proj.weight": up}
-            continue
-        for ours, theirs in (
-            ("mlp.experts.down_proj", "moe.down_proj.weight"), ("mlp.gate.e_score_correction_bias", "moe.router_bias"),
-            ("mlp.gate.weight", "moe.gate.weight"), ("mlp.shared_experts.", "share_expert."),
-        ):  # fmt: skip
-            name = name.replace(ours, theirs)
-        found[name] = tensor
-    found["model.layers.4.eh_proj.weight"] = torch.zeros(64, 128)
-    save_file({name: tensor.contiguous() for name, tensor in found.items()}, folder / "model.safetensors")
+    rewrite(folder, lambda tensors: as_step3p5(tensors) | {"model.layers.4.eh_proj.weight": torch.zeros(64, 128)})
     edit_config(folder, NEWER, **OLDER)
     return oracle
 

@@ -120,7 +120,8 @@ class GgufModel:
         family = replace(family, names=names, required=required, grouped_qkv=False, prefix="", mtp=mtp)
         family = replace(family, buffers=(), rewrites=(), stacks={}, transposed=False)
         beyond = tuple(names["layer"].format(spec.layers + i) for i in range(self.get(NEXTN) or 0))
-        family = replace(family, orders=self.architecture.orders, rates=self.architecture.rates)
+        own = self.architecture
+        family = replace(family, orders=own.orders, rates=own.rates, rate_sign=own.rate_sign)
         family = replace(family, skipped=(*self.architecture.skipped, *beyond))
         return spec, family, config
 

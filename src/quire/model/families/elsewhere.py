@@ -63,13 +63,6 @@ UNTOLD: dict[str, str] = {
 }
 """Architecture -> why it is not read, where its name and its folders do not tell."""
 
-FOLDERS = {
-    "bailingmoe2": ("bailing_moe_v2",),
-    "bailingmoe3": ("bailing_hybrid",),
-    "minimax-01": ("minimax", "minimax_text_01", "minimax_m1"),
-}
-"""Architectures -> rows of folders that become such files, where names do not say it."""
-
 
 class Causal(NamedTuple):
     """A causal model type of transformers: its class, and what in its source is against running it ("": nothing)."""
@@ -145,8 +138,7 @@ def why_no_gguf(architecture: str) -> str:
     if known.encoder:
         return VECTORS
     plain = architecture.replace("-", "").replace("_", "")
-    same = (*known.types, *FOLDERS.get(architecture, ()))
-    folders = [name for name in HERE if name in same or name.replace("_", "") == plain]
+    folders = [name for name in HERE if name in known.types or name.replace("_", "") == plain]
     if folders:
         return f"nobody has said yet what its tensors are called; its folders run (model_type {', '.join(folders)})"
     slow = [name for name in known.types if runs_slowly(name)]

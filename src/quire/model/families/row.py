@@ -26,7 +26,7 @@ A row is a Family, or a function of config.json that gives one (where tensors or
 - rewrites  tensors kept in another form than `base.part` of one matrix (`rewrite`).
 - orders    role -> function of the spec that gives where our rows lie on disk, columns of a matrix that ranks split by
             columns (`order`).
-- rates     roles of vectors of which the files hold -exp.
+- rates     roles of vectors of which the files hold -exp, or exp (`rate_sign`).
 - longer    roles of which files hold more rows than are used, behind these.
 - mtp       what files call a layer that drafts, if they may have one (`families.mtp`).
 """
@@ -92,6 +92,7 @@ class Family:
     mtp: MtpNames | None = None
     orders: Mapping[str, Callable[[ModelSpec], NDArray[np.int64]]] = field(default_factory=dict)
     rates: tuple[str, ...] = ()
+    rate_sign: int = -1
     last: tuple[str, ...] = ()
     longer: tuple[str, ...] = ()
     older: Callable[[HfConfig], Mapping[str, Any]] | None = None

@@ -159,10 +159,12 @@ class WeightReader:
 
     def _logarithm(self, name: str, rates: AnyArray) -> Host:
         """x of the vector -exp(x), or exp(x), that the file has as `name`."""
-        found = to_numpy(rates)
-        if not ((found < 0).all() or (found > 0).all()):
-            raise ModelError(f"{self.opened.folder}: {name} holds numbers that are not all below 0, or above")
-        return np.log(np.abs(found))
+        sign = self.opened.family.rate_sign
+        positive = sign * to_numpy(rates)
+        if not (positive > 0).all():
+            side = "below" if sign < 0 else "above"
+            raise ModelError(f"{self.opened.folder}: {name} holds a number that is not {side} 0")
+        return np.log(positive)
 
     def table(self, role: str) -> Unplaced:
         """The rank's rows of a look-up table in the compute dtype, copied out of the mapped file."""
