@@ -249,21 +249,25 @@ def head() -> str:
 
 
 def lines_of_rows() -> dict[str, int]:
-    """Lines of source of each family's row, with the function that makes it where there is one."""
-    functions: dict[str, int] = {}
+    """Lines of source of each family's row, with the function that makes it or the constant that it is."""
+    named: dict[str, int] = {}
     rows: dict[str, tuple[int, str]] = {}
-    for path in (SOURCE / "model").rglob("*.py"):
+    for path in sorted((SOURCE / "model" / "families").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):
-                functions[node.name] = (node.end_lineno or 0) - node.lineno + 1
-            if isinstance(node, ast.Dict):
-                for key, value in zip(node.keys, node.values, strict=True):
-                    name = key.value if isinstance(key, ast.Constant) else None
-                    made = value.func.id if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else ""
-                    if name in FAMILIES and (made == "Family" or isinstance(value, ast.Name)):
-                        lines = (value.end_lineno or 0) - value.lineno + 1
-                        rows[str(name)] = lines, value.id if isinstance(value, ast.Name) else ""
-    return {name: lines + functions.get(function, 0) for name, (lines, function) in sorted(rows.items())}
+                named[node.name] = lines_of(node)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                named |= {target.id: lines_of(node) for target in node.targets if isinstance(target, ast.Name)}
+            for key, value in zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ():
+                name = key.value if isinstance(key, ast.Constant) else None
+                if name in FAMILIES and isinstance(value, ast.Call | ast.Name):
+                    rows[str(name)] = lines_of(value), value.id if isinstance(value, ast.Name) else ""
+    return {name: lines + named.get(called, 0) for name, (lines, called) in sorted(rows.items())}
+
+
+def lines_of(node: ast.stmt | ast.expr) -> int:
+    """Lines from the first to the last of `node`."""
+    return (node.end_lineno or 0) - node.lineno + 1
 
 
 def main() -> None:

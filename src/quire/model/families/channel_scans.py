@@ -96,15 +96,12 @@ def mamba(config: HfConfig) -> Family:
     return scans_alone(
         MIXER,
         {"tie_word_embeddings": True, "intermediate_size": expanded, "state_size": 16},
-        {
-            "mixers": all_channels,
-            "windows": channel_windows(all_channels),
-            "channels": channel_sizes(width="intermediate_size"),
-        },
+        {"mixers": all_channels, "windows": channel_windows(all_channels),
+         "channels": channel_sizes(width="intermediate_size")},
         ("channel_steps.bias",),
         {"use_conv_bias": ("channel_conv.bias",), "use_bias": ("channel_in.bias", "channel_out.bias")},
         (("mamba_dt_rank", "time_step_rank"),),
-    )
+    )  # fmt: skip
 
 
 def falcon_mamba(config: HfConfig) -> Family:
@@ -120,32 +117,30 @@ def jamba_experts(config: HfConfig, layers: int) -> MoE:
     return replace(read_moe(renormalize=False)(config, layers), sparse=sparse)
 
 
+JAMBA_DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 262144,
+    "attn_layer_period": 8,
+    "attn_layer_offset": 4,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+}
+
+
 def jamba(config: HfConfig) -> Family:
     """Scans with norms of B, C and time steps, attention without positions, and experts in some layers."""
     several = config.integer("num_experts", 16, high=1024) > 1
-    defaults: dict[str, Any] = {
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 262144,
-        "attn_layer_period": 8,
-        "attn_layer_offset": 4,
-        "mamba_d_state": 16,
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-        "mamba_conv_bias": True,
-        "num_experts": 16,
-        "num_experts_per_tok": 2,
-        "expert_layer_period": 2,
-        "expert_layer_offset": 1,
-    }
-    reads: dict[str, Any] = {
-        "mixers": jamba_mixers,
-        "windows": channel_windows(jamba_mixers),
-        "channels": channel_sizes("rms_norm_eps"),
-        "rope": no_rope,
-    }
+    reads: dict[str, Any] = {"mixers": jamba_mixers, "windows": channel_windows(jamba_mixers),
+                             "channels": channel_sizes("rms_norm_eps"), "rope": no_rope}  # fmt: skip
     return Family(
         JAMBA | (JAMBA_EXPERTS if several else {}),
-        defaults,
+        JAMBA_DEFAULTS,
         reads | ({"moe": jamba_experts} if several else {}),
         ("channel_steps.bias", *NORMS),
         {"mamba_conv_bias": ("channel_conv.bias",), "mamba_proj_bias": ("channel_in.bias", "channel_out.bias")},

@@ -8,12 +8,13 @@ from dataclasses import replace
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.delta_sizes import DeltaSizes
-from quire.model.families.hybrids import delta_mixers, delta_sizes, delta_windows, one_rope
+from quire.model.families.hybrids import DELTA_READS, delta_sizes, one_rope
 from quire.model.families.kimi import NAMES as KIMI
 from quire.model.families.kimi import SPELLING
 from quire.model.families.mixtures import (
     CORRECTED,
     EXPERTS,
+    LATENT_SIZES,
     LOCAL,
     SHARED,
     SMALL_QUERIES,
@@ -22,7 +23,7 @@ from quire.model.families.mixtures import (
 )
 from quire.model.families.names import BIAS_FLAGS, OLMO2, POST_NORMS, STACKED, naked
 from quire.model.families.newer_mixtures import corrections_called
-from quire.model.families.readers import latent_head, latent_rope, latent_scale, no_rope, read_mla
+from quire.model.families.readers import LATENT_READS, no_rope
 from quire.model.families.rope import Rope
 from quire.model.families.row import Family, layer_kinds
 from quire.ops.convolution import MOST_TAPS
@@ -67,26 +68,11 @@ def olmo_delta(config: HfConfig, layers: int) -> DeltaSizes:
     return replace(delta_sizes(config, layers), apart=True, eps=1e-5, beta_scale=scale)
 
 
-def olmo_hybrid(config: HfConfig) -> Family:
-    """OLMo 2's layers, whose norms are behind what they add, between layers of the delta rule, whose norms are before.
+def with_norms_by_kind(family: Family, config: HfConfig) -> Family:
+    """`family` whose layers that attend have norms behind what they add, and the others before.
 
     Files of transformers call norms of both as if they were of one kind.
     """
-    family = Family(
-        OLMO_HYBRID,
-        {
-            "layer_types": fourth,
-            "max_position_embeddings": 65536,
-            "linear_num_key_heads": lambda c: c.integer("num_attention_heads"),
-            "linear_num_value_heads": lambda c: c.integer("num_attention_heads"),
-            "linear_key_head_dim": lambda c: int(0.75 * c.integer("hidden_size") / c.integer("linear_num_key_heads")),
-            "linear_value_head_dim": lambda c: 2 * c.integer("linear_key_head_dim"),
-            "linear_conv_kernel_dim": 4,
-        },
-        {"mixers": delta_mixers, "delta": olmo_delta, "windows": delta_windows, "rope": olmo_rope},
-        (*ROW_NORMS, *POST_NORMS),
-        {"attention_bias": BIAS_FLAGS["attention_bias"]},
-    )
     kinds = layer_kinds(family.fill_in(config), config.integer("num_hidden_layers", high=1024))
     attend = [kind == "full_attention" for kind in kinds]
     bare = tuple((role, i) for i, own in enumerate(attend) for role in (PRE_NORMS if own else POST_NORMS))
@@ -96,17 +82,27 @@ def olmo_hybrid(config: HfConfig) -> Family:
         (False, "input_layernorm", "attention_layer_norm"),
         (False, "post_attention_layernorm", "feedforward_layer_norm"),
     )
-    return replace(
-        family,
-        facts={"join": "post_norm", "bare": bare},
-        rewrites=(
-            *naked(("linear_attn",), ("A_log", "dt_bias")),
-            *(
-                Rewrite(rf"(.*layers\.(?:{layers[own]})\.){found}\.weight", rf"\1{name}.weight")
-                for own, found, name in renamed
-            ),
-        ),
+    rewrites = (
+        Rewrite(rf"(.*layers\.(?:{layers[own]})\.){found}\.weight", rf"\1{name}.weight") for own, found, name in renamed
     )
+    facts = {"join": "post_norm", "bare": bare}
+    return replace(family, facts=facts, rewrites=(*naked(("linear_attn",), ("A_log", "dt_bias")), *rewrites))
+
+
+def olmo_hybrid(config: HfConfig) -> Family:
+    """OLMo 2's layers between layers of the delta rule."""
+    family = Family(
+        OLMO_HYBRID,
+        {"layer_types": fourth, "max_position_embeddings": 65536,
+         "linear_num_key_heads": lambda c: c.integer("num_attention_heads"),
+         "linear_num_value_heads": lambda c: c.integer("num_attention_heads"),
+         "linear_key_head_dim": lambda c: int(0.75 * c.integer("hidden_size") / c.integer("linear_num_key_heads")),
+         "linear_value_head_dim": lambda c: 2 * c.integer("linear_key_head_dim"), "linear_conv_kernel_dim": 4},
+        DELTA_READS | {"delta": olmo_delta, "rope": olmo_rope},
+        (*ROW_NORMS, *POST_NORMS),
+        {"attention_bias": BIAS_FLAGS["attention_bias"]},
+    )  # fmt: skip
+    return with_norms_by_kind(family, config)
 
 
 LING = {role: name.replace("self_attn.", "attention.") for role, name in KIMI.items() if role not in SMALL_QUERIES} | {
@@ -146,48 +142,27 @@ def ling_delta(config: HfConfig, layers: int) -> DeltaSizes:
     return replace(sizes, lower_bound=bound)
 
 
+LING_SIZES: dict[str, Callable[[HfConfig], int]] = {
+    "linear_head_dim": lambda c: c.integer("head_dim", 128, high=4096),
+    "linear_key_head_dim": lambda c: c.integer("linear_head_dim"),
+    "linear_conv_kernel_dim": lambda c: c.integer("short_conv_kernel_size", 4),
+}
+"""Of the delta rule, by fields of attention."""
+
+
 def ling(config: HfConfig) -> Family:
     """Ling 3.0: latent attention with a gate for each head, between layers of Kimi's rule."""
-    defaults = {
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 6e6,
-        "max_position_embeddings": 262144,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "q_lora_rank": None,
-        "num_experts": 512,
-        "num_experts_per_tok": 8,
-        "n_shared_experts": 1,
-        "moe_intermediate_size": 768,
-        "n_group": 8,
-        "topk_group": 4,
-        "first_k_dense_replace": 2,
-        "routed_scaling_factor": 2.5,
-        "linear_head_dim": lambda c: c.integer("head_dim", 128, high=4096),
-        "linear_key_head_dim": lambda c: c.integer("linear_head_dim"),
-        "linear_conv_kernel_dim": lambda c: c.integer("short_conv_kernel_size", 4),
-        "layer_types": ling_kinds,
-    }
     return Family(
         LING,
-        defaults,
-        {
-            "head_dim": latent_head,
-            "rope": latent_rope,
-            "attention_scale": latent_scale,
-            "mla": read_mla,
-            "mixers": delta_mixers,
-            "delta": ling_delta,
-            "windows": delta_windows,
-            "moe": sigmoid_experts(True),
-        },
+        LATENT_SIZES | {
+            "rms_norm_eps": 1e-6, "rope_theta": 6e6, "max_position_embeddings": 262144, "q_lora_rank": None,
+            "num_experts": 512, "num_experts_per_tok": 8, "n_shared_experts": 1, "moe_intermediate_size": 768,
+            "n_group": 8, "topk_group": 4, "first_k_dense_replace": 2, "routed_scaling_factor": 2.5,
+            "layer_types": ling_kinds, **LING_SIZES},
+        LATENT_READS | DELTA_READS | {"delta": ling_delta, "moe": sigmoid_experts(True)},
         ("kv_a", "kv_a_norm", "kv_b", "head_gate", "router_bias"),
-        spelling=(*LOCAL, *SPELLING),
-        rewrites=LING_WRITTEN,
-        skipped=layers_ahead(config),
-    )
+        spelling=(*LOCAL, *SPELLING), rewrites=LING_WRITTEN, skipped=layers_ahead(config),
+    )  # fmt: skip
 
 
 DELTA_HYBRIDS: Mapping[str, Family | Callable[[HfConfig], Family]] = {

@@ -6,10 +6,13 @@ what they keep of tokens has unlike windows.
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.names import MLP_BIAS, QKV_BIAS, without
+from quire.model.families.readers import TWO_OF_EACH
 from quire.model.families.rope import Rope
-from quire.model.families.row import Family
+from quire.model.families.row import Family, Reader
 from quire.model.families.state_space import (
     FEED_FORWARD,
     HYBRID,
@@ -35,8 +38,8 @@ def ropes(config: HfConfig, layers: int) -> tuple[Rope, ...]:
     return rope_of_attention(config, 2 * layers)
 
 
-def falcon_h1(config: HfConfig) -> Family:
-    """Multipliers go into attention's scale, the convolution and norms where they can."""
+def multiplied(config: HfConfig) -> dict[str, Any]:
+    """Facts of multipliers, which go into attention's scale and norms where they can."""
     for flag, multiplier in BIASED:
         if config.flag(flag, False) and config.number(multiplier, 1.0) != 1.0:
             raise config.fail(flag, f"true is not supported with {multiplier} {config.raw[multiplier]}")
@@ -47,45 +50,42 @@ def falcon_h1(config: HfConfig) -> Family:
     head_dim = config.integer(
         "head_dim", config.integer("hidden_size", 4096) // config.integer("num_attention_heads", 32)
     )
-    scans = config.numbers("ssm_multipliers", 5) if config.has("ssm_multipliers") else (1.0,) * 5
-    before, normed = config.number("ssm_in_multiplier", 1.0), config.flag("mamba_rms_norm", False)
-    fixed = {
-        "normed": normed,
-        "gate_first": not config.flag("mamba_norm_before_gate", True),
-        "factors": tuple(before * factor for factor in scans),
+    out = into * config.number("attention_out_multiplier", 1.0)
+    return {
+        "factors": Factors(out, config.number("ssm_out_multiplier", 1.0), gate, down / gate),
+        "attention_scale": head_dim**-0.5 * key * into**2,
+        "embed_scale": config.number("embedding_multiplier", 1.0),
+        "logit_scale": config.number("lm_head_multiplier", 1.0),
     }
-    factors = Factors(
-        into * config.number("attention_out_multiplier", 1.0),
-        config.number("ssm_out_multiplier", 1.0),
-        gate,
-        down / gate,
-    )
+
+
+def scans(config: HfConfig, normed: bool) -> Reader:
+    """Sizes of the scans; multipliers of what they read, and of its parts, go into their convolutions."""
+    parts = config.numbers("ssm_multipliers", 5) if config.has("ssm_multipliers") else (1.0,) * 5
+    before = config.number("ssm_in_multiplier", 1.0)
+    gate_first = not config.flag("mamba_norm_before_gate", True)
+    return scan_sizes(normed=normed, gate_first=gate_first, factors=tuple(before * factor for factor in parts))
+
+
+FALCON_DEFAULTS = SCAN_DEFAULTS | {
+    "mamba_d_ssm": 1024,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 8192,
+}
+
+
+def falcon_h1(config: HfConfig) -> Family:
+    """Two layers of each, that of the scan and that of attention and the MLP."""
+    normed = config.flag("mamba_rms_norm", False)
     return Family(
         without(HYBRID | FEED_FORWARD, *(() if normed else ("scan_scale",))),
-        SCAN_DEFAULTS
-        | {"mamba_d_ssm": 1024, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 8192},
-        {
-            "layers": lambda config, layers: 2 * layers,
-            "mixers": lambda config, layers: (SCAN, ATTENTION) * layers,
-            "file_layers": lambda config, layers: tuple(i // 2 for i in range(2 * layers)),
-            "windows": windows,
-            "scan": scan_sizes(**fixed),
-            "rope": ropes,
-        },
+        FALCON_DEFAULTS,
+        TWO_OF_EACH | {"mixers": lambda config, layers: (SCAN, ATTENTION) * layers, "windows": windows,
+                       "scan": scans(config, normed), "rope": ropes},
         ("scan_scale",) if normed else (),
-        {
-            "mamba_conv_bias": ("scan_conv.bias",),
-            "mamba_proj_bias": ("scan_in.bias",),
-            "projectors_bias": ("scan_out.bias",),
-            "attention_bias": (*QKV_BIAS, "o.bias"),
-            "mlp_bias": MLP_BIAS,
-        },
-        {
-            "join": "twins",
-            "factors": factors,
-            "attention_scale": head_dim**-0.5 * key * into**2,
-            "embed_scale": config.number("embedding_multiplier", 1.0),
-            "logit_scale": config.number("lm_head_multiplier", 1.0),
-        },
+        {"mamba_conv_bias": ("scan_conv.bias",), "mamba_proj_bias": ("scan_in.bias",),
+         "projectors_bias": ("scan_out.bias",), "attention_bias": (*QKV_BIAS, "o.bias"), "mlp_bias": MLP_BIAS},
+        {"join": "twins", **multiplied(config)},
         rewrites=NAKED,
-    )
+    )  # fmt: skip

@@ -77,28 +77,30 @@ LFM3 = LFM2 | {
 }
 
 
+LFM3_DEFAULTS = LFM2_DEFAULTS | {
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "conv_L_cache": 7,
+    "sliding_window": 256,
+    "layer_types": lfm3_kinds,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+    },
+}
+
+
 def lfm3(config: HfConfig) -> Family:
     """LFM2 with windows, a rope for each kind of layer, a gate for each head, and norms of what is added."""
-    normed = config.flag("use_sandwich_norm", True)
-    gated = config.flag("use_attention_gate", True)
+    norms = POST_NORMS if config.flag("use_sandwich_norm", True) else ()
+    gates = ("head_gate",) if config.flag("use_attention_gate", True) else ()
     return Family(
-        without(LFM3, *(() if normed else POST_NORMS), *(() if gated else ("head_gate",))),
-        LFM2_DEFAULTS
-        | {
-            "num_key_value_heads": 4,
-            "head_dim": 128,
-            "conv_L_cache": 7,
-            "sliding_window": 256,
-            "layer_types": lfm3_kinds,
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
-            },
-        },
+        without(LFM3, *{*POST_NORMS, "head_gate"}.difference(norms, gates)),
+        LFM3_DEFAULTS,
         LFM2_READS | {"windows": lfm3_windows, "rope": kinds_turn},
-        ("q_norm", "k_norm", *(POST_NORMS if normed else ()), *(("head_gate",) if gated else ())),
+        ("q_norm", "k_norm", *norms, *gates),
         BIAS_FLAGS | CONV_BIASES,
-        {"join": "post_norm" if normed else "sequential"},
+        {"join": "post_norm" if norms else "sequential"},
         LFM2_SPELLING,
         rewrites=(Rewrite(r"(.*\.self_attn)\.g_proj(\..+)", r"\1.gate_proj\2"),),
     )
@@ -139,37 +141,25 @@ def cohere2_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
     return tuple(rope if has or not forced else own for rope, own, has in ropes)
 
 
+def cohere2_width(config: HfConfig, layers: int) -> int:
+    """The width of MLPs of layers without experts."""
+    return config.integer("prefix_dense_intermediate_size", config.integer("intermediate_size"), high=1 << 24)
+
+
 def cohere2_moe(config: HfConfig) -> Family:
     """Cohere 2 with experts; where config.json has `rms_norm_eps`, norms are not centered."""
     rms = config.has("rms_norm_eps")
     return Family(
         without(LLAMA, "mlp_norm", "q_norm", "k_norm") | EXPERTS | SHARED,
-        {
-            "tie_word_embeddings": True,
-            "head_dim": 128,
-            "logit_scale": 0.0625,
-            "max_position_embeddings": 8192,
-            "sliding_window": 4096,
-            "layer_types": cohere2_kinds,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": lambda c: c.integer("intermediate_size", high=1 << 24),
-        }
-        | ({} if rms else {"layer_norm_eps": 1e-5}),
-        {
-            "logit_scale": lambda c, layers: c.number("logit_scale"),
-            "windows": sliding_windows,
-            "rope": cohere2_rope,
-            "moe": cohere2_experts,
-            "intermediate": lambda c, layers: c.integer(
-                "prefix_dense_intermediate_size", c.integer("intermediate_size"), high=1 << 24
-            ),
-        },
-        flags=BIAS_FLAGS,
+        {"tie_word_embeddings": True, "head_dim": 128, "logit_scale": 0.0625, "max_position_embeddings": 8192,
+         "sliding_window": 4096, "layer_types": cohere2_kinds, "num_experts": 8, "num_experts_per_tok": 2,
+         "moe_intermediate_size": lambda c: c.integer("intermediate_size", high=1 << 24),
+         **({} if rms else {"layer_norm_eps": 1e-5})},
+        {"logit_scale": lambda c, layers: c.number("logit_scale"), "windows": sliding_windows, "rope": cohere2_rope,
+         "moe": cohere2_experts, "intermediate": cohere2_width},
+        flags=BIAS_FLAGS, rewrites=STACKED, spelling=() if rms else (("rms_norm_eps", "layer_norm_eps"),),
         facts={"norm": "rms" if rms else "layer", "join": "parallel", "interleaved_rope": True},
-        spelling=() if rms else (("rms_norm_eps", "layer_norm_eps"),),
-        rewrites=STACKED,
-    )
+    )  # fmt: skip
 
 
 def laguna_sizes(config: HfConfig, layers: int) -> tuple[LayerSizes, ...]:
@@ -192,36 +182,33 @@ def laguna_experts(config: HfConfig, layers: int) -> MoE:
     return replace(read_moe("sigmoid", True)(config, layers), router_cap=max(cap, 0.0))
 
 
-def laguna(config: HfConfig) -> Family:
-    """A softplus for each head, or for each number, multiplies what attention gives; layers differ in their heads."""
+def laguna_gate(config: HfConfig) -> str:
+    """The role of the matrix that gates: of a head, or of each of its numbers."""
     gating = config.raw.get("gating", True)
-    gate = "head_gate" if gating in (True, "per-head") else "attn_gate"
     if gating not in (True, False, None, "per-head", "per-element"):
         raise config.fail("gating", f"{gating!r} is not known; known: per-head, per-element")
+    return "head_gate" if gating in (True, "per-head") else "attn_gate"
+
+
+LAGUNA_ROPES = {
+    "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+def laguna(config: HfConfig) -> Family:
+    """A softplus for each head, or for each number, multiplies what attention gives; layers differ in their heads."""
+    gate = laguna_gate(config)
     return Family(
         LLAMA | EXPERTS | without(SHARED_EXPERT, "shared_switch") | CORRECTED | {gate: "self_attn.g_proj"},
-        {
-            "head_dim": 128,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "sliding_window": 512,
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 512,
-            "shared_expert_intermediate_size": 512,
-            "first_k_dense_replace": 1,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-            },
-        },
+        {"head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 512,
+         "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+         "shared_expert_intermediate_size": 512, "first_k_dense_replace": 1, "rope_parameters": LAGUNA_ROPES},
         {"windows": laguna_windows, "rope": kinds_turn, "sizes": laguna_sizes, "moe": laguna_experts},
         ("q_norm", "k_norm", gate, "router_bias"),
-        BIAS_FLAGS,
-        {"gate": "softplus"},
-        (("routed_scaling_factor", "moe_routed_scaling_factor"),),
-        rewrites=LAGUNA_WRITTEN,
-    )
+        BIAS_FLAGS, {"gate": "softplus"},
+        (("routed_scaling_factor", "moe_routed_scaling_factor"),), rewrites=LAGUNA_WRITTEN,
+    )  # fmt: skip
 
 
 def laguna_windows(config: HfConfig, layers: int) -> tuple[int, ...]:
@@ -283,51 +270,24 @@ KOLIBRI_WRITTEN = (
 
 GATED_MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
     "afmoe": Family(
-        GEMMA
-        | EXPERTS
-        | SHARED
-        | CORRECTED
-        | {
-            "mlp_norm": "pre_mlp_layernorm",
-            "mlp_post_norm": "post_mlp_layernorm",
-            "attn_gate": "self_attn.gate_proj",
-            "router": "mlp.router.gate",
-        },
-        {
-            "head_dim": 128,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 16384,
-            "sliding_window": 1024,
-            "layer_types": alternating(4),
-            "num_experts": 64,
-            "num_experts_per_tok": 6,
-            "moe_intermediate_size": 1408,
-            "n_shared_experts": 2,
-            "first_k_dense_replace": 1,
-        },
+        GEMMA | EXPERTS | SHARED | CORRECTED | {"mlp_norm": "pre_mlp_layernorm", "mlp_post_norm": "post_mlp_layernorm",
+                                                "attn_gate": "self_attn.gate_proj", "router": "mlp.router.gate"},
+        {"head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 16384, "sliding_window": 1024,
+         "layer_types": alternating(4), "num_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408,
+         "n_shared_experts": 2, "first_k_dense_replace": 1},
         {"windows": sliding_windows, "rope": windows_turn, "embed_scale": afmoe_scale, "moe": afmoe_experts},
         (*POST_NORMS, "q_norm", "k_norm", "attn_gate", "router_bias"),
         BIAS_FLAGS,
         {"join": "post_norm"},
-        (
-            ("n_shared_experts", "num_shared_experts"),
-            ("first_k_dense_replace", "num_dense_layers"),
-            ("routed_scaling_factor", "route_scale"),
-            ("sliding_window_pattern", "global_attn_every_n_layers"),
-        ),
+        (("n_shared_experts", "num_shared_experts"), ("first_k_dense_replace", "num_dense_layers"),
+         ("routed_scaling_factor", "route_scale"), ("sliding_window_pattern", "global_attn_every_n_layers")),
         rewrites=AFMOE_WRITTEN,
     ),
     "laguna": laguna,
     "muse_glimmer_text": Family(
         GEMMA | {"attn_gate": "self_attn.gate_proj"},
-        {
-            "head_dim": 128,
-            "num_key_value_heads": 2,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 131072,
-            "sliding_window": 2048,
-            "layer_types": backward_fourths,
-        },
+        {"head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072,
+         "sliding_window": 2048, "layer_types": backward_fourths},
         MUSE_READS,
         (*POST_NORMS, "attn_gate"),
         BIAS_FLAGS,
@@ -336,17 +296,9 @@ GATED_MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
     ),
     "kolibri1": Family(
         BARE | EXPERTS | SHARED | CORRECTED | {"attn_post_norm": "post_attn_norm", "mlp_post_norm": "post_ffn_norm"},
-        {
-            "head_dim": 128,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 262144,
-            "sliding_window": 513,
-            "layer_types": alternating(5),
-            "num_experts": 384,
-            "num_experts_per_tok": 6,
-            "moe_intermediate_size": 512,
-            "shared_expert_intermediate_size": 512,
-        },
+        {"head_dim": 128, "num_key_value_heads": 4, "max_position_embeddings": 262144, "sliding_window": 513,
+         "layer_types": alternating(5), "num_experts": 384, "num_experts_per_tok": 6, "moe_intermediate_size": 512,
+         "shared_expert_intermediate_size": 512},
         {"windows": sliding_windows, "rope": window_rope, "moe": read_moe("late_sigmoid")},
         (*POST_NORMS, "q_norm", "k_norm", "router_bias"),
         facts={"join": "post_norm"},
@@ -355,4 +307,4 @@ GATED_MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
     ),
     "lfm3": lfm3,
     "cohere2_moe": cohere2_moe,
-}
+}  # fmt: skip

@@ -77,21 +77,13 @@ def gemma3n(config: HfConfig) -> Family:
     return Family(
         GEMMA | INPUTS | streams,
         DEFAULTS,
-        {
-            "windows": sliding_windows,
-            "sizes": read_sizes,
-            "rope": gemma3_rope,
-            "inputs": per_layer_inputs,
-            "streams": read_streams,
-            "embed_scale": embed_scale,
-            "output_softcap": lambda c, layers: c.number("final_logit_softcapping", 30.0),
-        },
+        {"windows": sliding_windows, "sizes": read_sizes, "rope": gemma3_rope, "inputs": per_layer_inputs,
+         "streams": read_streams, "embed_scale": embed_scale,
+         "output_softcap": lambda c, layers: c.number("final_logit_softcapping", 30.0)},
         (*POST_NORMS, "q_norm", "k_norm", *INPUTS, *streams),
-        BIAS_FLAGS,
-        {"join": "own", "attention_scale": 1.0, "normed_values": True},
-        (("hidden_act", "hidden_activation"),),
-        rewrites=naked(("altup",), ("correct_output_scale",)),
-    )
+        BIAS_FLAGS, {"join": "own", "attention_scale": 1.0, "normed_values": True},
+        (("hidden_act", "hidden_activation"),), rewrites=naked(("altup",), ("correct_output_scale",)),
+    )  # fmt: skip
 
 
 GEMMAS = {"gemma3n_text": gemma3n, "gemma4_text": gemma4, "gemma4_unified_text": gemma4_unified}

@@ -9,7 +9,7 @@ from quire.model.families.mixtures import EXPERTS, SHARED_EXPERT
 from quire.model.families.names import LLAMA, OWN_MTP, STACKED, naked, without
 from quire.model.families.readers import read_moe
 from quire.model.families.rope import Rope, read_rope
-from quire.model.families.row import Family, layer_kinds
+from quire.model.families.row import Family, Reader, layer_kinds
 from quire.model.mixers.short_conv import TOGETHER
 from quire.model.spec import ATTENTION, CONVOLUTION, DELTA, ConvSizes
 from quire.ops.convolution import MOST_TAPS
@@ -169,7 +169,9 @@ QWEN_NEXT_DEFAULTS = {
     "linear_num_value_heads": 32,
     "layer_types": delta_kinds,
 }
-QWEN_NEXT_READS = {"mixers": delta_mixers, "delta": delta_sizes, "windows": delta_windows, "rope": one_rope}
+DELTA_READS: dict[str, Reader] = {"mixers": delta_mixers, "delta": delta_sizes, "windows": delta_windows}
+"""Of the gated delta rule."""
+QWEN_NEXT_READS: dict[str, Reader] = DELTA_READS | {"rope": one_rope}
 QWEN_NEXT_BIASES = {"attention_bias": ("q_gate.bias", "k.bias", "v.bias", "o.bias")}
 QWEN_NEXT_EXPERTS = {
     "num_experts": 512,
@@ -225,20 +227,12 @@ HYBRIDS = {
     ),
     "lfm2_moe": Family(
         LFM2_MOE,
-        LFM2_DEFAULTS
-        | {
-            "intermediate_size": 7168,
-            "moe_intermediate_size": 1792,
-            "first_k_dense_replace": 2,
-            "num_experts": 32,
-            "num_experts_per_tok": 4,
-            "norm_topk_prob": True,
-            "use_expert_bias": True,
-        },
+        LFM2_DEFAULTS | {"intermediate_size": 7168, "moe_intermediate_size": 1792, "first_k_dense_replace": 2,
+                         "num_experts": 32, "num_experts_per_tok": 4, "norm_topk_prob": True, "use_expert_bias": True},
         LFM2_READS | {"moe": read_moe("sigmoid")},
         ("q_norm", "k_norm"),
         CONV_BIASES | {"use_expert_bias": ("router_bias",)},
         spelling=(*LFM2_SPELLING, ("first_k_dense_replace", "num_dense_layers")),
         rewrites=LFM2_MOE_WRITTEN,
     ),
-}
+}  # fmt: skip

@@ -8,10 +8,10 @@ from __future__ import annotations
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.delta_sizes import DeltaSizes
-from quire.model.families.hybrids import delta_mixers, delta_windows
+from quire.model.families.hybrids import DELTA_READS
 from quire.model.families.mixtures import CORRECTED, LATENTS, SMALL_QUERIES, grouped_moe
 from quire.model.families.names import LLAMA, MIXTRAL_WRITTEN, without
-from quire.model.families.readers import latent_head, latent_scale, read_mla
+from quire.model.families.readers import LATENT_READS
 from quire.model.families.rope import Rope, Still
 from quire.model.families.row import Family
 from quire.model.spec import MoE
@@ -152,27 +152,11 @@ def kimi_linear(config: HfConfig) -> Family:
     straight = not config.has("q_lora_rank")
     return Family(
         without(NAMES, *SMALL_QUERIES) if straight else without(NAMES, "q"),
-        DEFAULTS
-        | {
-            "head_dim": lambda c: c.integer("qk_rope_head_dim"),
-            "linear_head_dim": head_dim,
-            "linear_key_head_dim": lambda c: c.integer("linear_head_dim"),
-            "linear_num_heads": heads,
-            "linear_conv_kernel_dim": taps,
-            "layer_types": kinds,
-            "first_k_dense_replace": dense_layers,
-        },
-        {
-            "head_dim": latent_head,
-            "rope": still,
-            "attention_scale": latent_scale,
-            "mla": read_mla,
-            "mixers": delta_mixers,
-            "delta": sizes,
-            "windows": delta_windows,
-            "moe": experts,
-        },
+        DEFAULTS | {"head_dim": lambda c: c.integer("qk_rope_head_dim"), "linear_head_dim": head_dim,
+                    "linear_key_head_dim": lambda c: c.integer("linear_head_dim"), "linear_num_heads": heads,
+                    "linear_conv_kernel_dim": taps, "layer_types": kinds, "first_k_dense_replace": dense_layers},
+        LATENT_READS | DELTA_READS | {"rope": still, "delta": sizes, "moe": experts},
         ("kv_a", "kv_a_norm", "kv_b", "router_bias", *(() if straight else SMALL_QUERIES)),
         spelling=SPELLING,
         rewrites=WRITTEN,
-    )
+    )  # fmt: skip

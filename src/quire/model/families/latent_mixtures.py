@@ -9,10 +9,27 @@ from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
-from quire.model.families.mixtures import CORRECTED, EXPERTS, LATENTS, SHARED, deepseek, grouped_moe, sigmoid_experts
+from quire.model.families.mixtures import (
+    CORRECTED,
+    EXPERTS,
+    LATENT_SIZES,
+    LATENTS,
+    SHARED,
+    SMALL_QUERIES,
+    deepseek,
+    grouped_moe,
+    sigmoid_experts,
+)
 from quire.model.families.names import CORRECTION, GATE_UP, LLAMA, MLP_BIAS, NEXTN, STACKED, without
 from quire.model.families.query_scale import QueryScale
-from quire.model.families.readers import latent_head, latent_rope, latent_scale, read_mla, read_moe
+from quire.model.families.readers import (
+    LATENT_READS,
+    TWO_OF_EACH,
+    latent_rope,
+    only,
+    read_mla,
+    read_moe,
+)
 from quire.model.families.rope import Rope
 from quire.model.families.row import Family, Reader
 from quire.model.spec import MLA, MoE
@@ -20,21 +37,10 @@ from quire.model.spec import MLA, MoE
 
 def glm4_moe_lite(config: HfConfig) -> Family:
     """DeepSeek-V3 with a list of the layers that have experts; without one the first has none."""
-    defaults = {
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 202752,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 192,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 256,
-        "n_routed_experts": 64,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 1536,
-        "first_k_dense_replace": 1,
-        "routed_scaling_factor": 1.8,
-    }
-    family = deepseek(config, defaults, sigmoid_experts(True))
+    own = {"rms_norm_eps": 1e-5, "max_position_embeddings": 202752, "qk_nope_head_dim": 192, "v_head_dim": 256,
+           "n_routed_experts": 64, "n_shared_experts": 1, "num_experts_per_tok": 4, "moe_intermediate_size": 1536,
+           "first_k_dense_replace": 1, "routed_scaling_factor": 1.8}  # fmt: skip
+    family = deepseek(config, LATENT_SIZES | own, sigmoid_experts(True))
     return replace(
         family,
         names={**family.names, **CORRECTED},
@@ -65,50 +71,31 @@ def dense(config: HfConfig, defaults: dict[str, Any], rank: int) -> Family:
 
 def youtu(config: HfConfig) -> Family:
     """DeepSeek-V3 without experts."""
-    defaults = {
-        "tie_word_embeddings": True,
-        "max_position_embeddings": 131072,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-    }
-    return dense(config, defaults, 1536)
+    return dense(config, LATENT_SIZES | {"tie_word_embeddings": True, "max_position_embeddings": 131072}, 1536)
+
+
+def added_share(config: HfConfig, layers: int) -> float:
+    """What multiplies what MiniCPM 3's layers add."""
+    return config.number("scale_depth", math.sqrt(layers)) / math.sqrt(layers)
+
+
+MINICPM3_READS: dict[str, Reader] = {
+    "embed_scale": lambda c, layers: c.number("scale_emb") / added_share(c, layers),
+    "norm_eps": lambda c, layers: c.number("rms_norm_eps") / added_share(c, layers) ** 2,
+    "logit_scale": lambda c, layers: c.integer("dim_model_base", c.integer("hidden_size")) / c.integer("hidden_size"),
+}
+"""Scales of the embedding, of what layers add and of the rows that the head reads (muP, Yang et al. 2022). The stream
+is kept divided by what multiplies the layers' results, as Granite's is (`variants.granite_facts`)."""
 
 
 def minicpm3(config: HfConfig) -> Family:
-    """Scales of the embedding, of what layers add and of the rows that the head reads (muP, Yang et al. 2022).
-
-    The stream is kept divided by what multiplies the layers' results, as Granite's is (`variants.granite_facts`).
-    """
-    defaults = {
-        "tie_word_embeddings": True,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 32768,
-        "kv_lora_rank": 256,
-        "qk_nope_head_dim": 64,
-        "qk_rope_head_dim": 32,
-        "v_head_dim": lambda c: c.integer("hidden_size") // c.integer("num_attention_heads"),
-        "rope_interleave": False,
-        "scale_emb": 12,
-        "scale_depth": 1.4,
-        "dim_model_base": 256,
-    }
-    family = dense(config, defaults, 768)
-
-    def residual(c: HfConfig, layers: int) -> float:
-        return c.number("scale_depth", math.sqrt(layers)) / math.sqrt(layers)
-
-    def output(c: HfConfig, layers: int) -> float:
-        hidden = c.integer("hidden_size")
-        return float(c.integer("dim_model_base", hidden) / hidden)
-
-    own: dict[str, Reader] = {
-        "embed_scale": lambda c, layers: c.number("scale_emb") / residual(c, layers),
-        "norm_eps": lambda c, layers: c.number("rms_norm_eps") / residual(c, layers) ** 2,
-        "logit_scale": output,
-    }
-    return replace(family, read={**family.read, **own}, flags={**family.flags, "mlp_bias": MLP_BIAS})
+    """Latent attention and an MLP, with muP's scales."""
+    own = {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "max_position_embeddings": 32768,
+           "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+           "v_head_dim": lambda c: c.integer("hidden_size") // c.integer("num_attention_heads"),
+           "rope_interleave": False, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}  # fmt: skip
+    family = dense(config, own, 768)
+    return replace(family, read={**family.read, **MINICPM3_READS}, flags={**family.flags, "mlp_bias": MLP_BIAS})
 
 
 def mistral4_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
@@ -134,26 +121,12 @@ def mistral4_experts(config: HfConfig, layers: int) -> MoE:
 
 def mistral4(config: HfConfig) -> Family:
     """DeepSeek-V3 with softmax scores, and queries that grow with their position."""
-    defaults = {
-        "max_position_embeddings": 1048576,
-        "kv_lora_rank": 256,
-        "qk_nope_head_dim": 64,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "n_routed_experts": 128,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 2048,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 128.0,
-            "original_max_position_embeddings": 8192,
-            "mscale_all_dim": 1.0,
-            "mscale": 1.0,
-            "llama_4_scaling_beta": 0.1,
-        },
-    }
+    defaults = {"max_position_embeddings": 1048576, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64,
+                "v_head_dim": 128, "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 4,
+                "moe_intermediate_size": 2048,
+                "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 128.0,
+                                    "original_max_position_embeddings": 8192, "mscale_all_dim": 1.0, "mscale": 1.0,
+                                    "llama_4_scaling_beta": 0.1}}  # fmt: skip
     family = deepseek(config, defaults, mistral4_experts)
     return replace(
         family,
@@ -193,44 +166,40 @@ def longcat_mla(config: HfConfig, layers: int) -> MLA:
     return replace(mla, q_factor=q_factor, factor=factor)
 
 
-def longcat_flash(config: HfConfig) -> Family:
-    """A layer of the files is two here, each with latent attention and an MLP."""
-    if config.flag("router_bias", False):
-        raise config.fail("router_bias", "true is not supported")
+def weights_of_idle_choices(config: HfConfig) -> tuple[str, ...]:
+    """Endings of names of experts that older files have for choices that give back the row."""
     experts = config.integer("n_routed_experts", 512, high=1024)
     unused = range(experts, experts + config.integer("zero_expert_num", 256, low=0, high=1024))
+    return tuple(f".mlp.experts.{e}.{part}.weight" for e in unused for part in (*GATE_UP, "down_proj"))
+
+
+def longcat_flash(config: HfConfig) -> Family:
+    """A layer of the files is two here, each with latent attention and an MLP."""
+    only(config, router_bias=False)
     return Family(
         LONGCAT,
         LONGCAT_DEFAULTS,
-        {
-            "layers": lambda c, layers: 2 * layers,
-            "file_layers": lambda c, layers: tuple(i // 2 for i in range(2 * layers)),
-            "windows": lambda c, layers: (0,) * 2 * layers,
-            "rope": lambda c, layers: latent_rope(c, 2 * layers),
-            "head_dim": latent_head,
-            "attention_scale": latent_scale,
-            "mla": longcat_mla,
-            "moe": longcat_experts,
-        },
-        ("q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "router_bias"),
+        LATENT_READS | TWO_OF_EACH | LONGCAT_READS,
+        (*SMALL_QUERIES, "kv_a", "kv_a_norm", "kv_b", "router_bias"),
         {"attention_bias": ("q_a.bias", "kv_a.bias", "o.bias")},
         {"join": "passing"},
         LONGCAT_SPELLING,
-        buffers=tuple(f".mlp.experts.{e}.{part}.weight" for e in unused for part in (*GATE_UP, "down_proj")),
-        skipped=("model.mtp.",),
+        buffers=weights_of_idle_choices(config), skipped=("model.mtp.",),
         rewrites=(Rewrite(*DRAWN, release=r"\1.e_score_correction_bias"), *STACKED),
-    )
+    )  # fmt: skip
 
 
-LONGCAT_DEFAULTS = {
+LONGCAT_READS: dict[str, Reader] = {
+    "windows": lambda config, layers: (0,) * 2 * layers,
+    "rope": lambda config, layers: latent_rope(config, 2 * layers),
+    "mla": longcat_mla,
+    "moe": longcat_experts,
+}
+LONGCAT_DEFAULTS = LATENT_SIZES | {
     "rms_norm_eps": 1e-5,
     "rope_theta": 1e7,
     "max_position_embeddings": 131072,
-    "kv_lora_rank": 512,
     "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
     "head_dim": lambda c: c.integer("qk_rope_head_dim"),
     "n_routed_experts": 512,
     "zero_expert_num": 256,

@@ -76,33 +76,17 @@ _STACKS = tuple(
     for matrix, own, parts in (("gate_up_proj", "{}", GATE_UP), ("down_proj", "down_proj", ()))
 )
 LLAMA4_TEXT = Family(
-    without(LLAMA, "q_norm", "k_norm")
-    | {f"{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
+    without(LLAMA, "q_norm", "k_norm") | {f"{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
     | {"router": "feed_forward.router"}
     | {f"expert_{part}": f"feed_forward.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")}
     | {f"shared_{part}": f"feed_forward.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
-    {
-        "head_dim": 128,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 5e5,
-        "max_position_embeddings": 131072,
-        "num_local_experts": 16,
-        "attention_chunk_size": 8192,
-        "intermediate_size_mlp": 16384,
-        "no_rope_layers": turned,
-        "layer_types": chunked_kinds,
-    },
-    {
-        "intermediate": lambda config, layers: config.integer("intermediate_size_mlp", high=1 << 24),
-        "rope": smollm3_rope,
-        "windows": chunked_windows,
-        "unit_norms": unit_norms,
-        "query_scale": tempered,
-        "moe": scored_experts,
-    },
+    {"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
+     "max_position_embeddings": 131072, "num_local_experts": 16, "attention_chunk_size": 8192,
+     "intermediate_size_mlp": 16384, "no_rope_layers": turned, "layer_types": chunked_kinds},
+    {"intermediate": lambda config, layers: config.integer("intermediate_size_mlp", high=1 << 24), "rope": smollm3_rope,
+     "windows": chunked_windows, "unit_norms": unit_norms, "query_scale": tempered, "moe": scored_experts},
     flags=BIAS_FLAGS,
     facts={"interleaved_rope": True},
     spelling=(("num_experts", "num_local_experts"),),
     rewrites=_STACKS,
-)
+)  # fmt: skip

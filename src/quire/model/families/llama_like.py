@@ -145,19 +145,10 @@ RELATIVES: dict[str, Family | Callable[[HfConfig], Family]] = {
     ),
     "cohere2": Family(
         without(LLAMA, "mlp_norm", "q_norm", "k_norm"),
-        {
-            "tie_word_embeddings": True,
-            "layer_norm_eps": 1e-5,
-            "logit_scale": 0.0625,
-            "max_position_embeddings": 8192,
-            "sliding_window": 4096,
-            "layer_types": alternating(4),
-        },
-        {
-            "logit_scale": lambda config, layers: config.number("logit_scale"),
-            "windows": sliding_windows,
-            "rope": window_rope,
-        },
+        {"tie_word_embeddings": True, "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "max_position_embeddings": 8192,
+         "sliding_window": 4096, "layer_types": alternating(4)},
+        {"logit_scale": lambda config, layers: config.number("logit_scale"), "windows": sliding_windows,
+         "rope": window_rope},
         flags=BIAS_FLAGS,
         facts={"norm": "layer", "join": "parallel", "interleaved_rope": True},
         spelling=(("rms_norm_eps", "layer_norm_eps"),),
@@ -185,24 +176,14 @@ RELATIVES: dict[str, Family | Callable[[HfConfig], Family]] = {
     ),
     "gpt_neo": Family(
         GPT_NEO,
-        {
-            "tie_word_embeddings": True,
-            "layer_norm_epsilon": 1e-5,
-            "activation_function": "gelu_new",
-            "max_position_embeddings": 2048,
-            "window_size": 256,
-            "intermediate_size": four_times,
-        },
+        {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+         "max_position_embeddings": 2048, "window_size": 256, "intermediate_size": four_times},
         {"rope": no_rope, "windows": gpt_neo_windows},
         ("positions", "o.bias", "up.bias", "down.bias", *NORM_BIASES),
         facts={"norm": "layer", "attention_scale": 1.0},
-        spelling=(
-            ("num_hidden_layers", "num_layers"),
-            ("num_attention_heads", "num_heads"),
-            ("hidden_act", "activation_function"),
-            ("rms_norm_eps", "layer_norm_epsilon"),
-        ),
+        spelling=(("num_hidden_layers", "num_layers"), ("num_attention_heads", "num_heads"),
+                  ("hidden_act", "activation_function"), ("rms_norm_eps", "layer_norm_epsilon")),
         prefix="transformer.",
         buffers=MASKS,
     ),
-}
+}  # fmt: skip

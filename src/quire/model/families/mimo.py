@@ -46,48 +46,24 @@ def value_head(config: HfConfig, layers: int) -> int:
     return size if size < longest else 0
 
 
+ROPES = {
+    "full_attention": {"rope_type": "default", "rope_theta": 5e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+SINKS = Rewrite(
+    r"(.*\.self_attn)\.(?:attention_sink_bias|sinks)", r"\1.sinks.weight", release=r"\1.attention_sink_bias"
+)
 MIMO_V2_FLASH = Family(
     without(LLAMA, "q_norm", "k_norm") | EXPERTS | CORRECTED | {"sinks": "self_attn.sinks"},
-    {
-        "head_dim": 192,
-        "v_head_dim": 128,
-        "num_key_value_heads": 4,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 131072,
-        "sliding_window": 129,
-        "layer_types": mimo_kinds,
-        "n_routed_experts": 256,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 2048,
-        "first_k_dense_replace": 1,
-        "attention_value_scale": 0.707,
-        "partial_rotary_factor": 0.334,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "default", "rope_theta": 5e6},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        },
-    },
-    {
-        "windows": mimo_windows,
-        "rope": kinds_turn,
-        "sizes": mimo_sizes,
-        "value_head": value_head,
-        "factors": lambda config, layers: Factors(attention=config.number("attention_value_scale", 1.0)),
-        "moe": sigmoid_experts(True),
-    },
+    {"head_dim": 192, "v_head_dim": 128, "num_key_value_heads": 4, "rms_norm_eps": 1e-5,
+     "max_position_embeddings": 131072, "sliding_window": 129, "layer_types": mimo_kinds, "n_routed_experts": 256,
+     "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 1,
+     "attention_value_scale": 0.707, "partial_rotary_factor": 0.334, "rope_parameters": ROPES},
+    {"windows": mimo_windows, "rope": kinds_turn, "sizes": mimo_sizes, "value_head": value_head,
+     "factors": lambda config, layers: Factors(attention=config.number("attention_value_scale", 1.0)),
+     "moe": sigmoid_experts(True)},
     ("sinks", "router_bias"),
-    {"attention_bias": QKV_BIAS},
-    {"window_sinks": True},
-    ROUTED,
-    skipped=("model.mtp.",),
-    rewrites=(
-        Rewrite(
-            r"(.*\.self_attn)\.(?:attention_sink_bias|sinks)",
-            r"\1.sinks.weight",
-            release=r"\1.attention_sink_bias",
-        ),
-        CORRECTION,
-        *STACKED,
-    ),
-)
+    {"attention_bias": QKV_BIAS}, {"window_sinks": True}, ROUTED,
+    skipped=("model.mtp.",), rewrites=(SINKS, CORRECTION, *STACKED),
+)  # fmt: skip
 GATED_AND_WINDOWED = GATED_MIXTURES | {"mimo_v2_flash": MIMO_V2_FLASH, "step3p5": STEP3P5}

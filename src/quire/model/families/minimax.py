@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.hybrids import one_rope
 from quire.model.families.mixtures import LOCAL, MIXTRAL
 from quire.model.families.names import MIXTRAL_WRITTEN
-from quire.model.families.readers import read_moe
+from quire.model.families.readers import only, read_moe
 from quire.model.families.row import Family, layer_kinds
 from quire.model.spec import ATTENTION, LIGHTNING, Factors, MoE
 
@@ -65,20 +64,34 @@ def added(config: HfConfig, part: str) -> float:
     return config.number(f"{part}_beta_factor", 1.0) / alphas[0]
 
 
-def factors(config: HfConfig) -> dict[str, Any]:
+def factors(config: HfConfig, layers: int) -> Factors:
+    """What multiplies what attention adds; the norm behind it takes the place of the stream."""
+    only(config, postnorm=True)
+    return Factors(attention=added(config, "full_attn"), scan=added(config, "linear_attn"))
+
+
+def embed_scale(config: HfConfig, layers: int) -> float:
+    """The stream is divided from the start."""
+    return 1 / config.number("mlp_alpha_factor", 1.0)
+
+
+def norm_eps(config: HfConfig, layers: int) -> float:
     """Norms undo that the stream is divided, but for their epsilon, which is divided twice."""
-    alpha = config.number("mlp_alpha_factor", 1.0)
-    return {
-        "embed_scale": 1 / alpha,
-        "norm_eps": config.number("rms_norm_eps", 1e-5, high=1.0) / alpha**2,
-        "factors": Factors(attention=added(config, "full_attn"), scan=added(config, "linear_attn")),
-    }
+    return config.number("rms_norm_eps", high=1.0) / config.number("mlp_alpha_factor", 1.0) ** 2
 
 
 def experts(config: HfConfig, layers: int) -> MoE:
     """Mixtral's, which all layers have."""
+    if config.integer("shared_intermediate_size", 0, low=0):
+        raise config.fail("shared_intermediate_size", "above 0 is not supported")
     found = read_moe(renormalize=True)(config, layers)
     return replace(found, routing=replace(found.routing, scale=added(config, "mlp")))
+
+
+def key_dim(config: HfConfig) -> int:
+    """Numbers of a head of lightning attention, as many as of others."""
+    heads = config.integer("num_attention_heads")
+    return config.integer("head_dim", config.integer("hidden_size") // heads, high=1 << 12)
 
 
 def turned(config: HfConfig) -> float:
@@ -87,34 +100,16 @@ def turned(config: HfConfig) -> float:
     return config.integer("rotary_dim", size, high=size) / size
 
 
-def minimax(config: HfConfig) -> Family:
-    """Mixtral's attention and experts. Files of the first release, and of MiniMax-M1, have types of their own."""
-    if not config.flag("postnorm", True) or config.integer("shared_intermediate_size", 0, low=0):
-        raise config.fail("postnorm", "false, and shared_intermediate_size above 0, are not supported")
-    family = Family(
-        NAMES,
-        {
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-            "max_position_embeddings": 131072,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "layer_types": kinds,
-            "linear_key_head_dim": lambda c: c.integer(
-                "head_dim", c.integer("hidden_size") // c.integer("num_attention_heads"), high=1 << 12
-            ),
-            "partial_rotary_factor": turned,
-        },
-        {
-            "mixers": mixers,
-            "decay_rates": decay_rates,
-            "windows": windows,
-            "rope": one_rope,
-            "moe": experts,
-        },
-        spelling=(*LOCAL, *EARLIER),
-        rewrites=MIXTRAL_WRITTEN,
-        buffers=DECAYS,
-    )
-    return replace(family, facts={"join": "normed_stream", **factors(family.fill_in(config))})
+MINIMAX = Family(
+    NAMES,
+    {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 131072,
+     "num_local_experts": 8, "num_experts_per_tok": 2, "layer_types": kinds, "linear_key_head_dim": key_dim,
+     "partial_rotary_factor": turned},
+    {"mixers": mixers, "decay_rates": decay_rates, "windows": windows, "rope": one_rope, "moe": experts,
+     "embed_scale": embed_scale, "norm_eps": norm_eps, "factors": factors},
+    facts={"join": "normed_stream"},
+    spelling=(*LOCAL, *EARLIER),
+    rewrites=MIXTRAL_WRITTEN,
+    buffers=DECAYS,
+)  # fmt: skip
+"""Mixtral's attention and experts. Files of the first release, and of MiniMax-M1, have types of their own."""

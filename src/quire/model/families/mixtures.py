@@ -8,13 +8,13 @@ from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.names import (
+    ALL_MLP_BIAS,
     BIAS_FLAGS,
     CORRECTION,
     ERNIE_CORRECTION,
     GPT_OSS_WRITTEN,
     LLAMA,
     MIXTRAL_WRITTEN,
-    MLP_BIAS,
     NEXTN,
     NORM_BIASES,
     QKV_BIAS,
@@ -22,11 +22,8 @@ from quire.model.families.names import (
     without,
 )
 from quire.model.families.readers import (
+    LATENT_READS,
     alternating,
-    latent_head,
-    latent_rope,
-    latent_scale,
-    read_mla,
     read_moe,
     sparse_layers,
 )
@@ -108,6 +105,8 @@ SHARED = {
     "shared_down": "mlp.shared_experts.down_proj",
 }
 SMALL_QUERIES = ("q_a", "q_a_norm", "q_b")
+LATENT_SIZES = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+"""DeepSeek's, which most others with latent attention have."""
 
 
 def deepseek(config: HfConfig, defaults: dict[str, Any], moe: Callable[[HfConfig, int], MoE]) -> Family:
@@ -122,7 +121,7 @@ def deepseek(config: HfConfig, defaults: dict[str, Any], moe: Callable[[HfConfig
     return Family(
         without(names, *SMALL_QUERIES) if straight else names,
         defaults | {"head_dim": lambda c: c.integer("qk_rope_head_dim"), "q_lora_rank": None if straight else 1536},
-        {"head_dim": latent_head, "rope": latent_rope, "attention_scale": latent_scale, "mla": read_mla, "moe": moe},
+        LATENT_READS | {"moe": moe},
         ("kv_a", "kv_a_norm", "kv_b", *(() if straight else SMALL_QUERIES)),
         {"attention_bias": ("kv_a.bias", "o.bias", *(() if straight else ("q_a.bias",)))},
         spelling=ROUTED,
@@ -142,28 +141,21 @@ def shared_width(config: HfConfig) -> int:
     return config.integer("n_shared_experts", 0, low=0, high=1024) * config.integer("moe_intermediate_size")
 
 
-def deepseek_v2(config: HfConfig) -> Family:
+def deepseek_v2_experts(config: HfConfig, layers: int) -> MoE:
     """Softmax scores; the best group is the one with the best expert."""
+    if config.flag("norm_topk_prob", False):
+        raise config.fail("norm_topk_prob", "true is not supported for this family: releases of its code differ in it")
+    method = config.text("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise config.fail("topk_method", f"{method!r} is not known; known: greedy, group_limited_greedy")
+    return grouped_moe(config, layers, "softmax", False, 1, limited=method != "greedy")
 
-    def moe(c: HfConfig, layers: int) -> MoE:
-        if c.flag("norm_topk_prob", False):
-            raise c.fail("norm_topk_prob", "true is not supported for this family: releases of its code differ in it")
-        method = c.text("topk_method", "greedy")
-        if method not in ("greedy", "group_limited_greedy"):
-            raise c.fail("topk_method", f"{method!r} is not known; known: greedy, group_limited_greedy")
-        return grouped_moe(c, layers, "softmax", False, 1, limited=method != "greedy")
 
-    defaults = {
-        "max_position_embeddings": 2048,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "n_routed_experts": 64,
-        "n_shared_experts": 2,
-        "moe_intermediate_size": 1407,
-    }
-    return deepseek(config, defaults, moe)
+def deepseek_v2(config: HfConfig) -> Family:
+    """Experts by softmax scores, chosen among groups or among all."""
+    own = {"max_position_embeddings": 2048, "n_routed_experts": 64, "n_shared_experts": 2,
+           "moe_intermediate_size": 1407}  # fmt: skip
+    return deepseek(config, LATENT_SIZES | own, deepseek_v2_experts)
 
 
 def sigmoid_experts(renormalize: bool) -> Callable[[HfConfig, int], MoE]:
@@ -180,22 +172,10 @@ CORRECTED = {"router_bias": "mlp.gate_correction"}
 
 def deepseek_v3(config: HfConfig) -> Family:
     """Experts by sigmoid scores."""
-    defaults = {
-        "max_position_embeddings": 4096,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "n_routed_experts": 256,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 2048,
-        "first_k_dense_replace": 3,
-        "routed_scaling_factor": 2.5,
-        "n_group": 8,
-        "topk_group": 4,
-    }
-    family = deepseek(config, defaults, sigmoid_experts(True))
+    own = {"max_position_embeddings": 4096, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
+           "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5, "n_group": 8,
+           "topk_group": 4}  # fmt: skip
+    family = deepseek(config, LATENT_SIZES | own, sigmoid_experts(True))
     return replace(
         family,
         names={**family.names, **CORRECTED},
@@ -209,25 +189,14 @@ def glm4_moe(config: HfConfig) -> Family:
     """Plain attention, half of a head rotated, with the experts of DeepSeek-V3."""
     return Family(
         LLAMA | EXPERTS | SHARED | CORRECTED,
-        {
-            "num_key_value_heads": 8,
-            "partial_rotary_factor": 0.5,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 131072,
-            "n_routed_experts": 128,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 1408,
-            "first_k_dense_replace": 1,
-        },
+        {"num_key_value_heads": 8, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5,
+         "max_position_embeddings": 131072, "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8,
+         "moe_intermediate_size": 1408, "first_k_dense_replace": 1},
         {"moe": sigmoid_experts(True)},
         ("router_bias",),
         {"attention_bias": QKV_BIAS, "use_qk_norm": ("q_norm", "k_norm")},
-        spelling=ROUTED,
-        skipped=layers_ahead(config),
-        rewrites=(CORRECTION, *STACKED),
-        mtp=NEXTN,
-    )
+        spelling=ROUTED, skipped=layers_ahead(config), rewrites=(CORRECTION, *STACKED), mtp=NEXTN,
+    )  # fmt: skip
 
 
 def ernie_experts(config: HfConfig, layers: int) -> MoE:
@@ -258,26 +227,15 @@ MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
     "glm4_moe": glm4_moe,
     "ernie4_5_moe": Family(
         without(LLAMA, "q_norm", "k_norm") | EXPERTS | SHARED | CORRECTED,
-        {
-            "tie_word_embeddings": True,
-            "num_key_value_heads": 4,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 5e5,
-            "max_position_embeddings": 131072,
-            "moe_intermediate_size": 1536,
-            "moe_num_experts": 64,
-            "moe_k": 6,
-            "moe_num_shared_experts": 2,
-        },
+        {"tie_word_embeddings": True, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
+         "max_position_embeddings": 131072, "moe_intermediate_size": 1536, "moe_num_experts": 64, "moe_k": 6,
+         "moe_num_shared_experts": 2},
         {"moe": ernie_experts},
         ("router_bias",),
-        {"use_bias": (*QKV_BIAS, "o.bias", "head.bias", *MLP_BIAS, *(f"shared_{part}" for part in MLP_BIAS))},
+        {"use_bias": (*QKV_BIAS, "o.bias", "head.bias", *ALL_MLP_BIAS)},
         {"interleaved_rope": True},
-        (
-            ("num_experts", "moe_num_experts"),
-            ("num_experts_per_tok", "moe_k"),
-            ("n_shared_experts", "moe_num_shared_experts"),
-        ),
+        (("num_experts", "moe_num_experts"), ("num_experts_per_tok", "moe_k"),
+         ("n_shared_experts", "moe_num_shared_experts")),
         skipped=("model.mtp_",),
         rewrites=(ERNIE_CORRECTION, *STACKED),
     ),
@@ -312,18 +270,9 @@ MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
     ),
     "qwen2_moe": Family(
         without(LLAMA, "q_norm", "k_norm") | EXPERTS | SHARED_EXPERT,
-        {
-            "num_key_value_heads": 16,
-            "use_sliding_window": False,
-            "sliding_window": 4096,
-            "max_window_layers": 28,
-            "max_position_embeddings": 32768,
-            "qkv_bias": True,
-            "num_experts": 60,
-            "num_experts_per_tok": 4,
-            "moe_intermediate_size": 1408,
-            "shared_expert_intermediate_size": 5632,
-        },
+        {"num_key_value_heads": 16, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28,
+         "max_position_embeddings": 32768, "qkv_bias": True, "num_experts": 60, "num_experts_per_tok": 4,
+         "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
         {"windows": sliding_windows, "moe": read_moe()},
         ("shared_switch",),
         {"qkv_bias": QKV_BIAS},
@@ -332,16 +281,8 @@ MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
     ),
     "qwen3_moe": Family(
         LLAMA | EXPERTS,
-        {
-            "head_dim": 128,
-            "num_key_value_heads": 4,
-            "use_sliding_window": False,
-            "sliding_window": 4096,
-            "max_position_embeddings": 32768,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-        },
+        {"head_dim": 128, "num_key_value_heads": 4, "use_sliding_window": False, "sliding_window": 4096,
+         "max_position_embeddings": 32768, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
         {"windows": sliding_windows, "moe": read_moe()},
         ("q_norm", "k_norm"),
         BIAS_FLAGS,
@@ -360,14 +301,8 @@ MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
     ),
     "phimoe": Family(
         MIXTRAL,
-        {
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-            "max_position_embeddings": 131072,
-            "num_local_experts": 16,
-            "num_experts_per_tok": 2,
-        },
+        {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 131072,
+         "num_local_experts": 16, "num_experts_per_tok": 2},
         {"windows": sliding_windows, "rope": phimoe_rope, "moe": phimoe_experts},
         NORM_BIASES,
         BIAS_FLAGS | {"lm_head_bias": ("head.bias",)},
@@ -377,22 +312,13 @@ MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
     ),
     "gpt_oss": Family(
         GPT_OSS,
-        {
-            "head_dim": 64,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 150000.0,
-            "max_position_embeddings": 131072,
-            "sliding_window": 128,
-            "layer_types": alternating(2),
-            "attention_bias": True,
-            "num_local_experts": 128,
-            "num_experts_per_tok": 4,
-        },
+        {"head_dim": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 150000.0,
+         "max_position_embeddings": 131072, "sliding_window": 128, "layer_types": alternating(2),
+         "attention_bias": True, "num_local_experts": 128, "num_experts_per_tok": 4},
         {"windows": sliding_windows, "moe": gpt_oss_experts},
         ("sinks", "router.bias", "expert_gate.bias", "expert_up.bias", "expert_down.bias"),
         BIAS_FLAGS,
         spelling=LOCAL,
         rewrites=GPT_OSS_WRITTEN,
     ),
-}
+}  # fmt: skip

@@ -193,6 +193,8 @@ GEMMA = LLAMA | {
 
 QKV_BIAS = ("q.bias", "k.bias", "v.bias")
 MLP_BIAS = ("gate.bias", "up.bias", "down.bias")
+ALL_MLP_BIAS = (*MLP_BIAS, *(f"shared_{part}" for part in MLP_BIAS))
+"""Those of experts that every token takes, too."""
 BIAS_FLAGS = {"attention_bias": (*QKV_BIAS, "o.bias"), "mlp_bias": MLP_BIAS}
 NEOX_BIASES = ("qkv.bias", "o.bias", "up.bias", "down.bias")
 NORM_BIASES = ("attn_norm.bias", "mlp_norm.bias", "final_norm.bias")

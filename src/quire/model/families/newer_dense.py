@@ -81,30 +81,19 @@ def iquestcoder(config: HfConfig) -> Family:
 
 
 def hyperclovax(config: HfConfig) -> Family:
-    """Granite whose logits are multiplied, with a norm of what attention and MLP add unless `use_post_norm` is false.
-
-    What is added keeps its factor, as norms of it would undo one in the matrices before.
-    """
-    head_dim = config.integer("head_dim", None) or (
-        config.integer("hidden_size") // config.integer("num_attention_heads")
-    )
-    facts = {
-        "attention_scale": config.number("attention_multiplier", head_dim**-0.5),
-        "logit_scale": config.number("logits_scaling", 1.0),
-    }
+    """Granite whose logits are multiplied, and whose layers' results, with a factor behind it, are normed."""
+    usual = config.integer("head_dim", None) or config.integer("hidden_size") // config.integer("num_attention_heads")
+    facts = {"attention_scale": config.number("attention_multiplier", usual**-0.5),
+             "logit_scale": config.number("logits_scaling", 1.0)}  # fmt: skip
     if not config.flag("use_post_norm", True):
         return Family(LLAMA, flags=BIAS_FLAGS, facts=granite_facts(config) | facts)
+    added = Factors(post_norm=config.number("residual_multiplier", 1.0))
     return Family(
         LLAMA | {"attn_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"},
-        required=POST_NORMS,
-        flags=BIAS_FLAGS,
-        facts=facts
-        | {
-            "embed_scale": config.number("embedding_multiplier", 1.0),
-            "factors": Factors(post_norm=config.number("residual_multiplier", 1.0)),
-            "join": "post_norm",
-        },
-    )
+        required=POST_NORMS, flags=BIAS_FLAGS,
+        facts=facts | {"join": "post_norm", "factors": added,
+                       "embed_scale": config.number("embedding_multiplier", 1.0)},
+    )  # fmt: skip
 
 
 def own_thetas(config: HfConfig, layers: int) -> tuple[Rope, ...]:
@@ -129,17 +118,12 @@ def granite_swa(config: HfConfig) -> Family:
     return replace(
         granite(config),
         names=without(LLAMA, "q_norm", "k_norm") | {"sinks": "self_attn.sinks"},
-        defaults={
-            "tie_word_embeddings": True,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 8192,
-            "sliding_window": 128,
-            "layer_types": full_first(4),
-        },
+        defaults={"tie_word_embeddings": True, "num_key_value_heads": 4, "max_position_embeddings": 8192,
+                  "sliding_window": 128, "layer_types": full_first(4)},
         read={"windows": sliding_windows, "rope": own_thetas},
         required=("sinks",),
         rewrites=naked(("self_attn",), ("sinks",)),
-    )
+    )  # fmt: skip
 
 
 def kinds_that_turn(config: HfConfig, layers: int) -> tuple[Rope, ...]:
@@ -157,16 +141,12 @@ def apertus(config: HfConfig) -> Family:
     numbers = ("xielu_positive", "xielu_negative", "xielu_beta", "xielu_eps")
     return Family(
         APERTUS if learned else without(APERTUS, *numbers),
-        {
-            "hidden_act": "xielu",
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 65536,
-            "rope_parameters": CWM_ROPE | {"rope_theta": 12e6, "factor": 8.0},
-        },
+        {"hidden_act": "xielu", "rms_norm_eps": 1e-5, "max_position_embeddings": 65536,
+         "rope_parameters": CWM_ROPE | {"rope_theta": 12e6, "factor": 8.0}},
         required=("q_norm", "k_norm", *(numbers if learned else ())),
         flags=BIAS_FLAGS,
         rewrites=naked((r"mlp\.act_fn",), ("alpha_p", "alpha_n", "beta", "eps")),
-    )
+    )  # fmt: skip
 
 
 def swapped(spec: ModelSpec, heads: int) -> NDArray[np.int64]:
@@ -192,43 +172,43 @@ def local_ropes(config: HfConfig, layers: int) -> tuple[Rope, ...]:
     return tuple(ropes[kind] for kind in layer_kinds(config, layers))
 
 
-def modernbert_decoder(config: HfConfig) -> Family:
-    """ModernBERT with a causal mask (Weller et al. 2025): the embedding is normed instead of what the first layer
-    reads, and the head reads a further layer. A window is half of `local_attention`."""
+def half_windows(config: HfConfig, layers: int) -> tuple[int, ...]:
+    """ModernBERT's windows, half of `local_attention`."""
+    size, kinds = config.integer("local_attention", low=2) // 2, layer_kinds(config, layers)
+    return tuple(size if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def read_head(config: HfConfig, layers: int) -> Edges:
+    """The head reads a further layer, whose activation has a field of its own."""
     act = config.text("classifier_activation", "gelu")
     if act not in ACTIVATIONS:
         raise config.fail("classifier_activation", f"{act!r} is not known; known: {', '.join(ACTIVATIONS)}")
+    return Edges(bare=True, activation=ACTIVATIONS[act])
+
+
+MODERNBERT_BIASES = {
+    "attention_bias": (*QKV_BIAS, "o.bias"),
+    "mlp_bias": ("gate_up.bias", "down.bias"),
+    "decoder_bias": ("head_bias",),
+    "norm_bias": ("embed_norm.bias", "head_norm.bias", *NORM_BIASES),
+    "classifier_bias": ("head_dense.bias",),
+}
+
+
+def modernbert_decoder(config: HfConfig) -> Family:
+    """ModernBERT with a causal mask (Weller et al. 2025): the embedding is normed, not what the first layer reads."""
     return Family(
         MODERNBERT,
-        {
-            "tie_word_embeddings": True,
-            "norm_eps": 1e-5,
-            "hidden_activation": "gelu",
-            "max_position_embeddings": 8192,
-            "local_attention": 128,
-            "decoder_bias": True,
-            "layer_types": full_first(config.integer("global_attn_every_n_layers", 3)),
-        },
-        {
-            "kv_heads": every_head,
-            "rope": local_ropes,
-            "windows": lambda c, layers: tuple(
-                c.integer("local_attention", low=2) // 2 if kind == "sliding_attention" else 0
-                for kind in layer_kinds(c, layers)
-            ),
-        },
+        {"tie_word_embeddings": True, "norm_eps": 1e-5, "hidden_activation": "gelu", "max_position_embeddings": 8192,
+         "local_attention": 128, "decoder_bias": True,
+         "layer_types": full_first(config.integer("global_attn_every_n_layers", 3))},
+        {"kv_heads": every_head, "rope": local_ropes, "windows": half_windows, "edges": read_head},
         ("embed_norm", "head_dense", "head_norm"),
-        {
-            "attention_bias": (*QKV_BIAS, "o.bias"),
-            "mlp_bias": ("gate_up.bias", "down.bias"),
-            "decoder_bias": ("head_bias",),
-            "norm_bias": ("embed_norm.bias", "head_norm.bias", *NORM_BIASES),
-            "classifier_bias": ("head_dense.bias",),
-        },
-        LAYER | {"edges": Edges(bare=True, activation=ACTIVATIONS[act])},
+        MODERNBERT_BIASES,
+        LAYER,
         (("rms_norm_eps", "norm_eps"), ("hidden_act", "hidden_activation")),
         rewrites=(Rewrite(r"decoder\.bias", "decoder_bias.weight", release="decoder.bias"),),
-    )
+    )  # fmt: skip
 
 
 NEWER_DENSE: dict[str, Family | Callable[[HfConfig], Family]] = {
@@ -295,17 +275,9 @@ NEWER_DENSE: dict[str, Family | Callable[[HfConfig], Family]] = {
     ),
     "cohere_compass_text": Family(
         without(LLAMA, "mlp_norm", "q_norm", "k_norm"),
-        {
-            "tie_word_embeddings": True,
-            "layer_norm_eps": 1e-5,
-            "max_position_embeddings": 8192,
-            "sliding_window": 4096,
-        },
-        {
-            "logit_scale": lambda c, layers: c.number("logit_scale", 1.0),
-            "windows": sliding_windows,
-            "rope": kinds_that_turn,
-        },
+        {"tie_word_embeddings": True, "layer_norm_eps": 1e-5, "max_position_embeddings": 8192, "sliding_window": 4096},
+        {"logit_scale": lambda c, layers: c.number("logit_scale", 1.0), "windows": sliding_windows,
+         "rope": kinds_that_turn},
         flags=BIAS_FLAGS,
         facts=LAYER | {"join": "parallel"},
         spelling=(("rms_norm_eps", "layer_norm_eps"),),
@@ -318,4 +290,4 @@ NEWER_DENSE: dict[str, Family | Callable[[HfConfig], Family]] = {
         facts={"late_norms": True},
     ),
     "modernbert-decoder": modernbert_decoder,
-}
+}  # fmt: skip

@@ -20,12 +20,12 @@ from quire.model.families.mixtures import (
     sigmoid_experts,
 )
 from quire.model.families.names import (
+    ALL_MLP_BIAS,
     BIAS_FLAGS,
     CORRECTION,
     FINAL_NEXTN,
     LLAMA,
     MIXTRAL_WRITTEN,
-    MLP_BIAS,
     OLMO2,
     POST_NORMS,
     STACKED,
@@ -129,20 +129,18 @@ def flint_kinds(config: HfConfig) -> list[str]:
 
 def axk1(config: HfConfig) -> Family:
     """DeepSeek-V3 with a norm of what experts add; files have it in dense layers too, where nothing reads it."""
-    base, norm = deepseek_v3(config), "mlp_post_norm"
     own = {"n_routed_experts": 192, "max_position_embeddings": 32768, "first_k_dense_replace": 1}
+    base, norm, layers = deepseek_v3(config), "mlp_post_norm", config.integer("num_hidden_layers", high=1024)
     family = replace(base, defaults={**base.defaults, **own})
-    layers = config.integer("num_hidden_layers", high=1024)
     dense = [i for i, sparse in enumerate(sparse_layers(family.fill_in(config), layers)) if not sparse]
     return replace(
-        family,
+        family, mtp=None,
         names={**family.names, norm: "post_mlp_layernorm"},
         required=(*(part for part in family.required if part != "router_bias"), norm),
         facts={"join": "post_norm", "bare": tuple((norm, i) for i in dense)},
         rewrites=(Rewrite(r"(.*\.)mlp\.(post_mlp_layernorm\.weight)", r"\1\2"), *family.rewrites),
         skipped=(*family.skipped, *(f"model.layers.{i}.post_mlp_layernorm." for i in dense)),
-        mtp=None,
-    )
+    )  # fmt: skip
 
 
 HY_WRITTEN = (
@@ -156,38 +154,22 @@ HY = LLAMA | EXPERTS | CORRECTED | {role: name.replace("experts", "mlp") for rol
 }  # fmt: skip
 
 
+HY_SPELLING = (("n_shared_experts", "num_shared_experts"), ("routed_scaling_factor", "router_scaling_factor"))
+
+
 def hy_v3(config: HfConfig) -> Family:
     """Norms of heads, sigmoid scores chosen with a correction bias, shared experts."""
     return Family(
         HY,
-        {
-            "head_dim": 128,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 11158840.0,
-            "max_position_embeddings": 131072,
-            "num_experts": 192,
-            "num_experts_per_tok": 8,
-            "num_shared_experts": 1,
-            "moe_intermediate_size": 1536,
-            "router_scaling_factor": 2.826,
-            "first_k_dense_replace": 1,
-        },
+        {"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 11158840.0,
+         "max_position_embeddings": 131072, "num_experts": 192, "num_experts_per_tok": 8, "num_shared_experts": 1,
+         "moe_intermediate_size": 1536, "router_scaling_factor": 2.826, "first_k_dense_replace": 1},
         {"moe": sigmoid_experts(True)},
         ("q_norm", "k_norm", "router_bias"),
-        {
-            "attention_bias": BIAS_FLAGS["attention_bias"],
-            "mlp_bias": (*MLP_BIAS, *(f"shared_{part}" for part in MLP_BIAS)),
-        },
-        spelling=(
-            *LOCAL,
-            ("n_shared_experts", "num_shared_experts"),
-            ("routed_scaling_factor", "router_scaling_factor"),
-        ),
-        rewrites=(*HY_WRITTEN, *STACKED),
-        skipped=layers_ahead(config),
-        mtp=FINAL_NEXTN,
-    )
+        {"attention_bias": BIAS_FLAGS["attention_bias"], "mlp_bias": ALL_MLP_BIAS},
+        spelling=(*LOCAL, *HY_SPELLING),
+        rewrites=(*HY_WRITTEN, *STACKED), skipped=layers_ahead(config), mtp=FINAL_NEXTN,
+    )  # fmt: skip
 
 
 NEWER_MIXTURES: Mapping[str, Family | Callable[[HfConfig], Family]] = {
@@ -196,17 +178,9 @@ NEWER_MIXTURES: Mapping[str, Family | Callable[[HfConfig], Family]] = {
     "granitemoe_swa": granite_moe_windows,
     "exaone_moe": Family(
         LLAMA | EXPERTS | SHARED | CORRECTED,
-        {
-            "rms_norm_eps": 1e-5,
-            "sliding_window": 4096,
-            "layer_types": exaone4_kinds,
-            "num_experts": 64,
-            "num_experts_per_tok": 8,
-            "num_shared_experts": 1,
-            "moe_intermediate_size": 1024,
-            "first_k_dense_replace": 1,
-            "routed_scaling_factor": 2.5,
-        },
+        {"rms_norm_eps": 1e-5, "sliding_window": 4096, "layer_types": exaone4_kinds, "num_experts": 64,
+         "num_experts_per_tok": 8, "num_shared_experts": 1, "moe_intermediate_size": 1024, "first_k_dense_replace": 1,
+         "routed_scaling_factor": 2.5},
         {"windows": sliding_windows, "rope": window_rope, "moe": sigmoid_experts(True)},
         ("q_norm", "k_norm", "router_bias"),
         spelling=(("n_shared_experts", "num_shared_experts"),),
@@ -215,18 +189,10 @@ NEWER_MIXTURES: Mapping[str, Family | Callable[[HfConfig], Family]] = {
     ),
     "solar_open": Family(
         BARE | EXPERTS | SHARED | CORRECTED,
-        {
-            "head_dim": 128,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-            "max_position_embeddings": 131072,
-            "n_routed_experts": 128,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 1280,
-            "intermediate_size": lambda c: c.integer("moe_intermediate_size", high=1 << 24),
-        },
+        {"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
+         "max_position_embeddings": 131072, "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8,
+         "moe_intermediate_size": 1280,
+         "intermediate_size": lambda c: c.integer("moe_intermediate_size", high=1 << 24)},
         {"moe": sigmoid_experts(True)},
         ("router_bias",),
         {"attention_bias": ("q.bias", "k.bias", "v.bias")},
@@ -245,36 +211,18 @@ NEWER_MIXTURES: Mapping[str, Family | Callable[[HfConfig], Family]] = {
     ),
     "minimax_m2": Family(
         MIXTRAL | ROWS_NORMED | {"router_bias": "block_sparse_moe.gate_correction"},
-        {
-            "head_dim": 128,
-            "num_key_value_heads": 8,
-            "rope_theta": 5e6,
-            "max_position_embeddings": 196608,
-            "num_local_experts": 256,
-            "num_experts_per_tok": 8,
-            "partial_rotary_factor": turned_share,
-        },
+        {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 5e6, "max_position_embeddings": 196608,
+         "num_local_experts": 256, "num_experts_per_tok": 8, "partial_rotary_factor": turned_share},
         {"moe": read_moe("sigmoid", True)},
         (*ROW_NORMS, "router_bias"),
         spelling=LOCAL,
-        rewrites=(
-            corrections_called("block_sparse_moe.e_score_correction_bias", "block_sparse_moe"),
-            *MIXTRAL_WRITTEN,
-        ),
+        rewrites=(corrections_called("block_sparse_moe.e_score_correction_bias", "block_sparse_moe"), *MIXTRAL_WRITTEN),
     ),
     "hy_v3": hy_v3,
     "mellum": Family(
         LLAMA | EXPERTS,
-        {
-            "head_dim": 128,
-            "num_key_value_heads": 4,
-            "sliding_window": 1024,
-            "max_position_embeddings": 131072,
-            "num_experts": 64,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 896,
-            "norm_topk_prob": True,
-        },
+        {"head_dim": 128, "num_key_value_heads": 4, "sliding_window": 1024, "max_position_embeddings": 131072,
+         "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 896, "norm_topk_prob": True},
         {"windows": sliding_windows, "moe": read_moe()},
         ("q_norm", "k_norm"),
         BIAS_FLAGS,
@@ -286,23 +234,14 @@ NEWER_MIXTURES: Mapping[str, Family | Callable[[HfConfig], Family]] = {
     "kimi_k2": deepseek_v3,
     "flint": Family(
         LLAMA | EXPERTS | without(SHARED_EXPERT, "shared_switch") | {"sinks": "self_attn.sinks"},
-        {
-            "head_dim": 128,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 262144,
-            "sliding_window": 513,
-            "layer_types": flint_kinds,
-            "mlp_only_layers": lambda c: list(range(min(2, c.integer("num_hidden_layers")))),
-            "num_experts": 256,
-            "num_experts_per_tok": 6,
-            "moe_intermediate_size": 512,
-            "shared_expert_intermediate_size": 1024,
-            "norm_topk_prob": True,
-        },
+        {"head_dim": 128, "num_key_value_heads": 4, "max_position_embeddings": 262144, "sliding_window": 513,
+         "layer_types": flint_kinds, "mlp_only_layers": lambda c: list(range(min(2, c.integer("num_hidden_layers")))),
+         "num_experts": 256, "num_experts_per_tok": 6, "moe_intermediate_size": 512,
+         "shared_expert_intermediate_size": 1024, "norm_topk_prob": True},
         {"windows": sliding_windows, "rope": sliding_rope, "moe": read_moe("sigmoid")},
         ("q_norm", "k_norm", "sinks"),
         {"attention_bias": BIAS_FLAGS["attention_bias"]},
         spelling=LOCAL,
         rewrites=(sinks_called("softmax_offset"), *STACKED),
     ),
-}
+}  # fmt: skip

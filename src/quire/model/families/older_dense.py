@@ -19,14 +19,7 @@ from quire.model.families.names import (
     QKV_BIAS,
     without,
 )
-from quire.model.families.readers import (
-    embed_scale,
-    every_head,
-    four_times,
-    gptj_rope,
-    no_rope,
-    scaled_embedding,
-)
+from quire.model.families.readers import embed_scale, every_head, four_times, gptj_rope, no_rope, only, scaled_embedding
 from quire.model.families.row import Family
 from quire.model.families.variants import LAYER
 
@@ -63,27 +56,19 @@ LAST_BIAS = Rewrite(r"(.*\.attention)\.dense_bias", r"\1.dense.bias", release=r"
 
 
 def codegen(config: HfConfig) -> Family:
-    """GPT-J whose queries, values and keys lie in four pieces behind each other, one for each core that it was trained
-    on."""
+    """GPT-J whose queries, values and keys lie in four pieces, one for each core that it was trained on."""
     heads = config.integer("num_attention_heads", config.integer("n_head", 16, high=1 << 12), high=1 << 12)
     if heads % 4:
         raise config.fail("n_head", f"is {heads}, must be a multiple of 4")
     return Family(
         without(GPTJ, "q", "k", "v") | {"qvk": "attn.qkv_proj"},
-        {
-            "max_position_embeddings": 2048,
-            "layer_norm_epsilon": 1e-5,
-            "activation_function": "gelu_new",
-            "intermediate_size": four_times,
-            "rotary_dim": 64,
-        },
+        {"max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+         "intermediate_size": four_times, "rotary_dim": 64},
         {"rope": gptj_rope},
         ("up.bias", "down.bias", "attn_norm.bias", "final_norm.bias", "head.bias"),
         facts=LAYER | {"join": "parallel", "interleaved_rope": True},
-        spelling=GPT2_SPELLING,
-        prefix="transformer.",
-        buffers=(*MASKS, ".attn.causal_mask"),
-    )
+        spelling=GPT2_SPELLING, prefix="transformer.", buffers=(*MASKS, ".attn.causal_mask"),
+    )  # fmt: skip
 
 
 def openai_gpt(config: HfConfig) -> Family:
@@ -91,21 +76,14 @@ def openai_gpt(config: HfConfig) -> Family:
     act = config.text("afn", "gelu")
     return Family(
         GPT,
-        {
-            "tie_word_embeddings": True,
-            "max_position_embeddings": 512,
-            "layer_norm_epsilon": 1e-5,
-            "hidden_act": "gelu_new" if act == "gelu" else act,
-            "intermediate_size": four_times,
-        },
+        {"tie_word_embeddings": True, "max_position_embeddings": 512, "layer_norm_epsilon": 1e-5,
+         "hidden_act": "gelu_new" if act == "gelu" else act, "intermediate_size": four_times},
         {"rope": no_rope, "kv_heads": every_head},
         ("positions", *NEOX_BIASES, *POST_NORMS, *(f"{norm}.bias" for norm in POST_NORMS)),
         facts=LAYER | {"join": "post_ln"},
         spelling=tuple((ours, own) for ours, own in GPT2_SPELLING if own not in ("n_inner", "activation_function")),
-        transposed=True,
-        prefix="transformer.",
-        buffers=(*MASKS, "position_ids"),
-    )
+        transposed=True, prefix="transformer.", buffers=(*MASKS, "position_ids"),
+    )  # fmt: skip
 
 
 def some_times(config: HfConfig, layers: int) -> int:
@@ -146,77 +124,56 @@ CTRL = {
 PLAIN_BIASES = (*QKV_BIAS, "o.bias", "up.bias", "down.bias", *NORM_BIASES)
 
 
+XGLM_SPELLING = (
+    ("hidden_size", "d_model"),
+    ("num_hidden_layers", "num_layers"),
+    ("num_attention_heads", "attention_heads"),
+    ("intermediate_size", "ffn_dim"),
+    ("hidden_act", "activation_function"),
+)
+
+
 def xglm(config: HfConfig) -> Family:
     """OPT's names with positions of sines and cosines (Lin et al. 2022)."""
-    if config.flag("add_cross_attention", False):
-        raise config.fail("add_cross_attention", "is not supported; only false is")
+    only(config, add_cross_attention=False)
     half = config.integer("d_model", config.integer("hidden_size", 1024, high=1 << 20), high=1 << 20) // 2
     return Family(
         XGLM,
-        {
-            "tie_word_embeddings": True,
-            "activation_function": "gelu",
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 2048,
-        },
+        {"tie_word_embeddings": True, "activation_function": "gelu", "rms_norm_eps": 1e-5,
+         "max_position_embeddings": 2048},
         {"rope": no_rope, "kv_heads": every_head, "embed_scale": scaled_embedding},
         PLAIN_BIASES,
         facts=LAYER | {"position_offset": 2, "edges": Edges(sinusoids=half - 1)},
-        spelling=(
-            ("hidden_size", "d_model"),
-            ("num_hidden_layers", "num_layers"),
-            ("num_attention_heads", "attention_heads"),
-            ("intermediate_size", "ffn_dim"),
-            ("hidden_act", "activation_function"),
-        ),
-        buffers=(".embed_positions.weights",),
-    )
+        spelling=XGLM_SPELLING, buffers=(".embed_positions.weights",),
+    )  # fmt: skip
 
 
 def ctrl(config: HfConfig) -> Family:
     """Positions of sines and cosines, and a head that has a bias beside the table's numbers (Keskar et al. 2019)."""
     return Family(
         CTRL,
-        {
-            "tie_word_embeddings": True,
-            "hidden_act": "relu",
-            "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 256,
-        },
+        {"tie_word_embeddings": True, "hidden_act": "relu", "rms_norm_eps": 1e-6, "max_position_embeddings": 256},
         {"rope": no_rope, "kv_heads": every_head, "embed_scale": embed_scale},
         ("head_bias", *PLAIN_BIASES),
         facts=LAYER | {"edges": Edges(sinusoids=config.integer("n_embd", 1280, high=1 << 20) // 2)},
-        spelling=(
-            ("hidden_size", "n_embd"),
-            ("num_hidden_layers", "n_layer"),
-            ("num_attention_heads", "n_head"),
-            ("intermediate_size", "dff"),
-            ("max_position_embeddings", "n_positions"),
-        ),
+        spelling=(("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head"),
+                  ("intermediate_size", "dff"), ("max_position_embeddings", "n_positions")),
         prefix="transformer.",
         rewrites=(Rewrite(r"lm_head\.bias", "lm_head_bias.weight", release="lm_head.bias"),),
-    )
+    )  # fmt: skip
 
 
 OLDER_DENSE: dict[str, Family | Callable[[HfConfig], Family]] = {
     "codegen": codegen,
     "gpt_neox_japanese": Family(
         JAPANESE,
-        {
-            "tie_word_embeddings": True,
-            "layer_norm_eps": 1e-5,
-            "hidden_act": "gelu",
-            "intermediate_multiple_size": 4,
-            "intermediate_size": four_times,
-        },
+        {"tie_word_embeddings": True, "layer_norm_eps": 1e-5, "hidden_act": "gelu", "intermediate_multiple_size": 4,
+         "intermediate_size": four_times},
         {"kv_heads": every_head, "intermediate": some_times},
         ("o.bias", *NORM_BIASES),
         facts=LAYER,
-        spelling=(
-            ("rms_norm_eps", "layer_norm_eps"),
-            ("partial_rotary_factor", "rotary_pct"),
-            ("rope_theta", "rotary_emb_base"),
-        ),
+        spelling=(("rms_norm_eps", "layer_norm_eps"), ("partial_rotary_factor", "rotary_pct"),
+                  ("rope_theta", "rotary_emb_base")),
         grouped_qkv=True,
         buffers=MASKS,
         rewrites=(LAST_BIAS,),
@@ -239,13 +196,8 @@ OLDER_DENSE: dict[str, Family | Callable[[HfConfig], Family]] = {
     "openai-gpt": openai_gpt,
     "persimmon": Family(
         PERSIMMON,
-        {
-            "hidden_act": "relu2",
-            "layer_norm_eps": 1e-5,
-            "partial_rotary_factor": 0.5,
-            "max_position_embeddings": 16384,
-            "qk_layernorm": True,
-        },
+        {"hidden_act": "relu2", "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "max_position_embeddings": 16384,
+         "qk_layernorm": True},
         {"kv_heads": every_head},
         (*NEOX_BIASES, *NORM_BIASES),
         {"qk_layernorm": ("q_norm", "k_norm", "q_norm.bias", "k_norm.bias")},
@@ -255,4 +207,4 @@ OLDER_DENSE: dict[str, Family | Callable[[HfConfig], Family]] = {
     ),
     "xglm": xglm,
     "ctrl": ctrl,
-}
+}  # fmt: skip

@@ -9,9 +9,14 @@ from quire.model.disk.hf_config import HfConfig
 from quire.model.families.mixtures import CORRECTED, EXPERTS, ROUTED, SHARED, grouped_moe, layers_ahead, sigmoid_experts
 from quire.model.families.names import BIAS_FLAGS, LLAMA, STACKED, without
 from quire.model.families.newer_mixtures import corrections_called
-from quire.model.families.readers import read_moe
+from quire.model.families.readers import only, read_moe
 from quire.model.families.row import Family
 from quire.model.spec import MoE
+
+
+def softmax_experts(config: HfConfig, layers: int) -> MoE:
+    """Softmax scores of all experts, and shared ones."""
+    return grouped_moe(config, layers, "softmax", config.flag("norm_topk_prob"), 1, limited=False)
 
 
 def deepseek_v1(config: HfConfig) -> Family:
@@ -20,19 +25,13 @@ def deepseek_v1(config: HfConfig) -> Family:
         raise config.fail("scoring_func", "and moe_layer_freq: only softmax and 1 are supported")
     return Family(
         without(LLAMA, "q_norm", "k_norm") | EXPERTS | SHARED,
-        {
-            "max_position_embeddings": 2048,
-            "n_routed_experts": 64,
-            "n_shared_experts": 2,
-            "num_experts_per_tok": 6,
-            "moe_intermediate_size": 1407,
-            "norm_topk_prob": False,
-        },
-        {"moe": lambda c, n: grouped_moe(c, n, "softmax", c.flag("norm_topk_prob"), 1, limited=False)},
+        {"max_position_embeddings": 2048, "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6,
+         "moe_intermediate_size": 1407, "norm_topk_prob": False},
+        {"moe": softmax_experts},
         flags={"attention_bias": BIAS_FLAGS["attention_bias"]},
         spelling=ROUTED,
         rewrites=STACKED,
-    )
+    )  # fmt: skip
 
 
 BAILING = without(LLAMA, "q", "k", "v") | EXPERTS | SHARED | {
@@ -45,37 +44,26 @@ BAILING = without(LLAMA, "q", "k", "v") | EXPERTS | SHARED | {
 }  # fmt: skip
 
 
+def second_generation(config: HfConfig) -> bool:
+    """Whether a Ling or Ring is of the second generation, some of whose files have the first's model type."""
+    named = config.text("model_type") == "bailing_moe_v2" or "BailingMoeV2ForCausalLM" in config.texts("architectures")
+    return named or config.text("score_function", "softmax") == "sigmoid"
+
+
 def bailing(config: HfConfig) -> Family:
-    """Ling and Ring, by their published code. The second generation, some of whose files have the first's model type,
-    has sigmoid scores, a correction bias and norms of queries and keys."""
-    second = (
-        config.text("model_type") == "bailing_moe_v2"
-        or "BailingMoeV2ForCausalLM" in config.texts("architectures")
-        or config.text("score_function", "softmax") == "sigmoid"
-    )
-    for field in ("norm_head", "norm_softmax", "multi_gate"):
-        if config.flag(field, False):
-            raise config.fail(field, "true is not supported")
-    norms = ("q_norm", "k_norm", "router_bias")
+    """Ling and Ring. The second generation has sigmoid scores, a correction bias, and norms of queries and keys."""
+    only(config, norm_head=False, norm_softmax=False, multi_gate=False)
+    second, own = second_generation(config), ("q_norm", "k_norm", "router_bias")
     return Family(
-        BAILING if second else without(BAILING, *norms),
-        {
-            "num_experts_per_tok": 8,
-            "num_shared_experts": 0,
-            "norm_topk_prob": True,
-            "first_k_dense_replace": 0,
-            "max_position_embeddings": 32768,
-            "rope_theta": 6e5,
-        },
-        {"moe": sigmoid_experts(True)}
-        if second
-        else {"moe": lambda c, n: grouped_moe(c, n, "softmax", c.flag("norm_topk_prob"), 1, limited=False)},
-        norms if second else (),
+        BAILING if second else without(BAILING, *own),
+        {"num_experts_per_tok": 8, "num_shared_experts": 0, "norm_topk_prob": True, "first_k_dense_replace": 0,
+         "max_position_embeddings": 32768, "rope_theta": 6e5},
+        {"moe": sigmoid_experts(True) if second else softmax_experts},
+        own if second else (),
         {"use_qkv_bias": ("qkv.bias",), "use_bias": ("o.bias",)},
-        spelling=(("n_shared_experts", "num_shared_experts"),),
+        spelling=(("n_shared_experts", "num_shared_experts"),), skipped=layers_ahead(config),
         rewrites=(corrections_called("mlp.gate.expert_bias"), *STACKED),
-        skipped=layers_ahead(config),
-    )
+    )  # fmt: skip
 
 
 HUNYUAN = LLAMA | EXPERTS | {
@@ -98,9 +86,9 @@ def of_all_layers(config: HfConfig, field: str, default: int) -> int:
 def hunyuan_experts(config: HfConfig, layers: int) -> MoE:
     """Softmax scores that sum to 1, and a shared expert, all as wide as `intermediate_size`."""
     width = config.integer("intermediate_size", high=1 << 24)
-    for field, only in (("moe_intermediate_size", width), ("num_shared_expert", 1)):
-        if of_all_layers(config, field, only) != only:
-            raise config.fail(field, f"is not {only}, which is what the code of this family computes with")
+    for field, known in (("moe_intermediate_size", width), ("num_shared_expert", 1)):
+        if of_all_layers(config, field, known) != known:
+            raise config.fail(field, f"is not {known}, which is what the code of this family computes with")
     counts = {
         "num_experts": of_all_layers(config, "num_experts", 1),
         "num_experts_per_tok": of_all_layers(config, "moe_topk", 1),

@@ -7,9 +7,16 @@ from collections.abc import Callable
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.rope import NO_ROPE, Plain, Rope, read_rope
-from quire.model.families.row import layer_kinds, spec_facts
+from quire.model.families.row import Reader, layer_kinds, spec_facts
 from quire.model.spec import MLA, EncoderStack, MoE
 from quire.ops.experts import Routing
+
+
+def only(config: HfConfig, **usual: bool) -> None:
+    """Refuse a file one of whose flags is not as it must be: field -> the value, which is its default, too."""
+    for field, value in usual.items():
+        if config.flag(field, value) != value:
+            raise config.fail(field, f"{str(not value).lower()} is not supported for this family")
 
 
 def four_times(config: HfConfig) -> int:
@@ -295,3 +302,17 @@ def latent_scale(config: HfConfig, layers: int) -> float:
 def latent_head(config: HfConfig, layers: int) -> int:
     """Numbers of a query's head."""
     return config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")
+
+
+LATENT_READS: dict[str, Reader] = {
+    "head_dim": latent_head,
+    "rope": latent_rope,
+    "attention_scale": latent_scale,
+    "mla": read_mla,
+}
+"""Of latent attention."""
+TWO_OF_EACH: dict[str, Reader] = {
+    "layers": lambda config, layers: 2 * layers,
+    "file_layers": lambda config, layers: tuple(i // 2 for i in range(2 * layers)),
+}
+"""Of families of which each layer of the files is two here."""

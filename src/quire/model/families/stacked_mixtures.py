@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
@@ -34,31 +35,30 @@ ARIA_STACKED = tuple(
 """Stacked and turned, gate before up."""
 
 
+def turned_experts(config: HfConfig) -> tuple[Rewrite, ...]:
+    """Experts are stacked, and turned where rows are as long as those of the stream, or of an expert."""
+    hidden, width = config.integer("hidden_size", high=1 << 20), config.integer("moe_intermediate_size", high=1 << 24)
+    matrices = (("gate_up_proj", "{}.{}", GATE_UP, hidden), ("down_proj", "{}.down_proj", (), width))
+    return tuple(
+        Rewrite(
+            rf"(.*\.mlp\.experts)\.{name}",
+            rf"\1.{own}.weight",
+            True,
+            True,
+            parts,
+            release=rf"\1.{name}",
+            columns=columns,
+        )
+        for name, own, parts, columns in matrices
+    )
+
+
 def qwen3_vl_moe(config: HfConfig) -> Family:
     """Qwen3-MoE with all weights of the chosen normed; experts are stacked, turned in files of the release."""
     family = MIXTURES["qwen3_moe"]
     assert isinstance(family, Family)
-    hidden, width = config.integer("hidden_size", high=1 << 20), config.integer("moe_intermediate_size", high=1 << 24)
-    turned = (
-        Rewrite(
-            r"(.*\.mlp\.experts)\.gate_up_proj",
-            r"\1.{}.{}.weight",
-            True,
-            True,
-            GATE_UP,
-            release=r"\1.gate_up_proj",
-            columns=hidden,
-        ),
-        Rewrite(
-            r"(.*\.mlp\.experts)\.down_proj",
-            r"\1.{}.down_proj.weight",
-            True,
-            True,
-            release=r"\1.down_proj",
-            columns=width,
-        ),
-    )
-    return replace(family, read={**family.read, "moe": read_moe(renormalize=True)}, rewrites=turned)
+    read = {**family.read, "moe": read_moe(renormalize=True)}
+    return replace(family, read=read, rewrites=turned_experts(config))
 
 
 DBRX = {
@@ -77,46 +77,56 @@ DBRX = {
 }
 
 
-def dbrx(config: HfConfig) -> Family:
-    """Grouped queries, limited; experts below each other, the last matrix of each turned."""
-    attention, experts = config.child("attn_config"), config.child("ffn_config")
-    if experts.number("moe_normalize_expert_weights", 1.0) != 1.0:
-        raise experts.fail("moe_normalize_expert_weights", "is not supported; only 1, a sum of 1, is")
-    renormalize = experts.raw.get("moe_normalize_expert_weights", 1.0) is not None
-    count = experts.integer("moe_num_experts", 4, high=1024)
-    stacked = tuple(
+def below_each_other(experts: int) -> tuple[Rewrite, ...]:
+    """Matrices of all experts lie below each other, the last of each turned."""
+    return tuple(
         Rewrite(
             rf"(.*\.ffn\.experts\.mlp)\.{name}",
             rf"\1.{{}}.{name}.weight",
             transposed=name == "w2",
             release=rf"\1.{name}",
-            below=count,
+            below=experts,
         )
         for name in ("w1", "v1", "w2")
     )
+
+
+def dbrx_fields(config: HfConfig) -> dict[str, Any]:
+    """Fields of the file's parts for attention and for experts, as others have them."""
+    attention, experts = config.child("attn_config"), config.child("ffn_config")
+    count = experts.integer("moe_num_experts", 4, high=1024)
+    return {
+        "num_key_value_heads": attention.integer("kv_n_heads", 1, high=1 << 12),
+        "rope_theta": attention.number("rope_theta", 1e4),
+        "hidden_act": experts.child("ffn_act_fn").text("name", "silu"),
+        "intermediate_size": experts.integer("ffn_hidden_size", 3584, high=1 << 24),
+        "num_experts": count,
+        "num_experts_per_tok": experts.integer("moe_top_k", 1, high=count),
+    }
+
+
+def dbrx_experts(config: HfConfig, layers: int) -> MoE:
+    """Softmax scores, whose sum over the chosen is one unless the file says null."""
+    experts = config.child("ffn_config")
+    if experts.number("moe_normalize_expert_weights", 1.0) != 1.0:
+        raise experts.fail("moe_normalize_expert_weights", "is not supported; only 1, a sum of 1, is")
+    renormalize = experts.raw.get("moe_normalize_expert_weights", 1.0) is not None
+    return read_moe(renormalize=renormalize)(config, layers)
+
+
+def dbrx(config: HfConfig) -> Family:
+    """Grouped queries, limited."""
+    fields = dbrx_fields(config)
     return Family(
         DBRX,
-        {
-            "max_seq_len": 2048,
-            "rms_norm_eps": 1e-5,
-            "num_key_value_heads": attention.integer("kv_n_heads", 1, high=1 << 12),
-            "rope_theta": attention.number("rope_theta", 1e4),
-            "hidden_act": experts.child("ffn_act_fn").text("name", "silu"),
-            "intermediate_size": experts.integer("ffn_hidden_size", 3584, high=1 << 24),
-            "num_experts": count,
-            "num_experts_per_tok": experts.integer("moe_top_k", 1, high=count),
-        },
-        {"clip_qkv": lambda c, n: attention.number("clip_qkv", 0.0), "moe": read_moe(renormalize=renormalize)},
+        {"max_seq_len": 2048, "rms_norm_eps": 1e-5, **fields},
+        {"clip_qkv": lambda c, n: c.child("attn_config").number("clip_qkv", 0.0), "moe": dbrx_experts},
         facts={"norm": "layer"},
-        spelling=(
-            ("hidden_size", "d_model"),
-            ("num_attention_heads", "n_heads"),
-            ("num_hidden_layers", "n_layers"),
-            ("max_position_embeddings", "max_seq_len"),
-        ),
+        spelling=(("hidden_size", "d_model"), ("num_attention_heads", "n_heads"), ("num_hidden_layers", "n_layers"),
+                  ("max_position_embeddings", "max_seq_len")),
         prefix="transformer.",
-        rewrites=stacked,
-    )
+        rewrites=below_each_other(fields["num_experts"]),
+    )  # fmt: skip
 
 
 STACKED_MIXTURES: Mapping[str, Family | Callable[[HfConfig], Family]] = {

@@ -9,11 +9,11 @@ from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
-from quire.model.families.mixtures import sigmoid_experts
+from quire.model.families.mixtures import LOCAL, sigmoid_experts
 from quire.model.families.names import GATE_UP, LLAMA, MLP_BIAS, QKV_BIAS, MtpNames, naked, without
 from quire.model.families.readers import endless, no_rope, read_moe
 from quire.model.families.rope import Rope, read_rope
-from quire.model.families.row import EARLIER, Family, layer_kinds
+from quire.model.families.row import EARLIER, Family, Reader, layer_kinds
 from quire.model.families.variants import granite_facts
 from quire.model.spec import ATTENTION, MLP, SCAN, MoE, ScanSizes
 from quire.ops.convolution import MOST_TAPS
@@ -179,39 +179,29 @@ def all_scan(config: HfConfig) -> list[str]:
     return ["linear_attention"] * config.integer("num_hidden_layers", high=1024)
 
 
+GRANITE_DEFAULTS = {
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 1024,
+    "layer_types": all_scan,
+    "rms_norm_eps": 1e-6,
+}
+
+
 def granite_hybrid(config: HfConfig) -> Family:
     """Experts beside a shared one, or, with `num_local_experts` 0, an MLP in the shared one's place."""
     dense = config.integer("num_local_experts", 8, low=0, high=1024) == 0
-    plain = without(HYBRID, "gate", "up", "down")
-    eps = config.number("rms_norm_eps", 1e-6, high=1.0)
-    reads: dict[str, Any] = {
-        "mixers": scan_mixers,
-        "windows": scan_windows,
-        "scan": scan_sizes(eps=eps),
-        "rope": granite_rope,
-    }
-    if not dense:
-        reads["moe"] = read_moe(renormalize=True)
+    eps, shared = config.number("rms_norm_eps", 1e-6, high=1.0), "shared_intermediate_size"
+    experts: dict[str, Reader] = {} if dense else {"moe": read_moe(renormalize=True)}
     return Family(
-        plain | (GRANITE_MLP if dense else GRANITE_EXPERTS),
-        SCAN_DEFAULTS
-        | {
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "shared_intermediate_size": 1024,
-            "layer_types": all_scan,
-            "rms_norm_eps": 1e-6,
-        },
-        reads,
+        without(HYBRID, "gate", "up", "down") | (GRANITE_MLP if dense else GRANITE_EXPERTS),
+        SCAN_DEFAULTS | GRANITE_DEFAULTS,
+        experts | {"mixers": scan_mixers, "windows": scan_windows, "scan": scan_sizes(eps=eps), "rope": granite_rope},
         ("scan_scale",),
         SCAN_BIASES | {"attention_bias": (*QKV_BIAS, "o.bias")},
-        granite_facts(config),
-        spelling=(
-            ("num_experts", "num_local_experts"),
-            ("intermediate_size" if dense else "shared_expert_intermediate_size", "shared_intermediate_size"),
-        ),
-        rewrites=(*NAKED, *GRANITE_STACKED),
-    )
+        granite_facts(config), rewrites=(*NAKED, *GRANITE_STACKED),
+        spelling=(*LOCAL, ("intermediate_size" if dense else "shared_expert_intermediate_size", shared)),
+    )  # fmt: skip
 
 
 def bamba_kinds(config: HfConfig) -> list[str]:
@@ -260,6 +250,8 @@ def nemotron_kinds(config: HfConfig) -> tuple[str, ...]:
         if kind not in NEMOTRON_KINDS:
             known = ", ".join(NEMOTRON_KINDS)
             raise config.fail("layers_block_type", f"{kind!r} is not known; known: {known}")
+    if config.integer("num_hidden_layers", len(kinds)) != len(kinds):
+        raise config.fail("num_hidden_layers", f"is {config.raw['num_hidden_layers']}, kinds name {len(kinds)} layers")
     return kinds
 
 
@@ -292,47 +284,47 @@ def nemotron_mtp(config: HfConfig, experts: Mapping[str, str]) -> MtpNames | Non
     return MtpNames("mtp.", "", *ends, roles=roles | {role: mixture + name for role, name in experts.items()})
 
 
+NEMOTRON_BIASES = {"use_conv_bias": ("scan_conv.bias",), "use_bias": ("scan_in.bias", "scan_out.bias")}
+NEMOTRON_SPELLING = (
+    ("rms_norm_eps", "layer_norm_epsilon"),
+    ("hidden_act", "mlp_hidden_act"),
+    ("num_experts", "n_routed_experts"),
+    ("mamba_n_heads", "mamba_num_heads"),
+    ("mamba_d_head", "mamba_head_dim"),
+    ("mamba_n_groups", "n_groups"),
+    ("mamba_d_state", "ssm_state_size"),
+    ("mamba_d_conv", "conv_kernel"),
+)
+
+
+def nemotron_reads(config: HfConfig, kinds: tuple[str, ...]) -> dict[str, Reader]:
+    """What the layers of `kinds` are; those alone that scan read some rows, and none turns."""
+    taps = config.integer("conv_kernel", 4, low=2, high=MOST_TAPS)
+    mixers = tuple(NEMOTRON_KINDS[kind] for kind in kinds)
+    experts = {"moe": nemotron_experts(kinds)} if "moe" in kinds else {}
+    return {
+        "mixers": lambda config, layers: mixers,
+        "windows": lambda config, layers: tuple(taps if mixer == SCAN else 0 for mixer in mixers),
+        "scan": scan_sizes(),
+        "rope": no_rope,
+        **experts,
+    }
+
+
 def nemotron_h(config: HfConfig) -> Family:
     """Each layer is a scan, attention without positions, an MLP or experts, alone."""
     kinds = nemotron_kinds(config)
-    if config.integer("num_hidden_layers", len(kinds)) != len(kinds):
-        raise config.fail("num_hidden_layers", f"is {config.raw['num_hidden_layers']}, kinds name {len(kinds)} layers")
-    experts = NEMOTRON_EXPERTS | (LATENT_EXPERTS if config.has("moe_latent_size") else {}) if "moe" in kinds else {}
-    taps = config.integer("conv_kernel", 4, low=2, high=MOST_TAPS)
-    reads: dict[str, Any] = {
-        "mixers": lambda config, layers: tuple(NEMOTRON_KINDS[kind] for kind in kinds),
-        "windows": lambda config, layers: tuple(taps if NEMOTRON_KINDS[kind] == SCAN else 0 for kind in kinds),
-        "scan": scan_sizes(),
-        "rope": no_rope,
-    }
+    routed = NEMOTRON_EXPERTS | (LATENT_EXPERTS if config.has("moe_latent_size") else {}) if "moe" in kinds else {}
+    shared = ("shared_up.bias", "shared_down.bias") if routed else ()
     return Family(
-        NEMOTRON | experts,
+        NEMOTRON | routed,
         NEMOTRON_DEFAULTS | {"num_hidden_layers": len(kinds)},
-        reads | ({"moe": nemotron_experts(kinds)} if experts else {}),
-        ("scan_scale", *(("router_bias",) if experts else ())),
-        {
-            "use_conv_bias": ("scan_conv.bias",),
-            "use_bias": ("scan_in.bias", "scan_out.bias"),
-            "mlp_bias": ("up.bias", "down.bias", *(("shared_up.bias", "shared_down.bias") if experts else ())),
-        },
-        {"join": "single"},
-        (
-            ("rms_norm_eps", "layer_norm_epsilon"),
-            ("hidden_act", "mlp_hidden_act"),
-            ("num_experts", "n_routed_experts"),
-            ("mamba_n_heads", "mamba_num_heads"),
-            ("mamba_d_head", "mamba_head_dim"),
-            ("mamba_n_groups", "n_groups"),
-            ("mamba_d_state", "ssm_state_size"),
-            ("mamba_d_conv", "conv_kernel"),
-        ),
-        prefix="backbone.",
-        nested=("model.",),
-        modules="model.",
-        skipped=("mtp.",),
-        rewrites=(*NAKED, *NEMOTRON_WRITTEN),
-        mtp=nemotron_mtp(config, experts),
-    )
+        nemotron_reads(config, kinds),
+        ("scan_scale", *(("router_bias",) if routed else ())),
+        NEMOTRON_BIASES | {"mlp_bias": ("up.bias", "down.bias", *shared)},
+        {"join": "single"}, NEMOTRON_SPELLING, prefix="backbone.", nested=("model.",), modules="model.",
+        skipped=("mtp.",), rewrites=(*NAKED, *NEMOTRON_WRITTEN), mtp=nemotron_mtp(config, routed),
+    )  # fmt: skip
 
 
 NO_ATTENTION: dict[str, Any] = {"join": "single", "heads": 0, "kv_heads": 0, "intermediate": 0}

@@ -12,7 +12,7 @@ from typing import Any
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.gated_mixtures import kinds_turn
-from quire.model.families.names import BIAS_FLAGS, GATE_UP, LLAMA, MLP_BIAS
+from quire.model.families.names import ALL_MLP_BIAS, BIAS_FLAGS, GATE_UP, LLAMA
 from quire.model.families.readers import read_moe
 from quire.model.families.row import Family, sliding_windows, spec_facts
 from quire.model.layer_sizes import LayerSizes
@@ -128,37 +128,26 @@ def experts(config: HfConfig, layers: int) -> MoE:
     return MoE(moe.routing, moe.intermediate, moe.sparse, moe.shared, clamps=found, mlp_clamps=others)
 
 
+SPELLING = (
+    ("num_key_value_heads", "num_attention_groups"),
+    ("num_experts", "moe_num_experts"),
+    ("num_experts", "n_routed_experts"),
+    ("num_experts_per_tok", "moe_top_k"),
+    ("shared_expert_intermediate_size", "share_expert_dims"),
+    ("shared_expert_intermediate_size", "share_expert_dim"),
+    ("routed_scaling_factor", "moe_router_scaling_factor"),
+)
 STEP3P5 = Family(
     NAMES,
-    {
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 128000,
-        "num_experts": 288,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 1280,
-        "shared_expert_intermediate_size": 1280,
-    },
-    {
-        "windows": sliding_windows,
-        "rope": kinds_turn,
-        "sizes": sizes,
-        "attention_scale": lambda c, layers: c.number("query_pre_attn_scalar", c.integer("head_dim")) ** -0.5,
-        "moe": experts,
-    },
+    {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 128000,
+     "num_experts": 288, "num_experts_per_tok": 8, "moe_intermediate_size": 1280,
+     "shared_expert_intermediate_size": 1280},
+    {"windows": sliding_windows, "rope": kinds_turn, "sizes": sizes, "moe": experts,
+     "attention_scale": lambda c, layers: c.number("query_pre_attn_scalar", c.integer("head_dim")) ** -0.5},
     ("q_norm", "k_norm", "head_gate", "router_bias"),
-    BIAS_FLAGS | {"mlp_bias": (*MLP_BIAS, *(f"shared_{part}" for part in MLP_BIAS))},
+    BIAS_FLAGS | {"mlp_bias": ALL_MLP_BIAS},
     {"norm": "rms1p"},
-    (
-        ("num_key_value_heads", "num_attention_groups"),
-        ("num_experts", "moe_num_experts"),
-        ("num_experts", "n_routed_experts"),
-        ("num_experts_per_tok", "moe_top_k"),
-        ("shared_expert_intermediate_size", "share_expert_dims"),
-        ("shared_expert_intermediate_size", "share_expert_dim"),
-        ("routed_scaling_factor", "moe_router_scaling_factor"),
-    ),
+    SPELLING,
     rewrites=WRITTEN,
     older=fields_of_older,
-)
+)  # fmt: skip

@@ -15,7 +15,7 @@ from quire.model.families.latent_mixtures import LATENT_MIXTURES
 from quire.model.families.llama4 import LLAMA4_TEXT
 from quire.model.families.llama_like import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
 from quire.model.families.mimo import GATED_AND_WINDOWED
-from quire.model.families.minimax import minimax
+from quire.model.families.minimax import MINIMAX
 from quire.model.families.mixtures import MIXTURES
 from quire.model.families.names import (
     BIAS_FLAGS,
@@ -152,22 +152,10 @@ FAMILIES: dict[str, Row] = {
     ),
     "gemma3_text": Family(
         GEMMA,
-        {
-            "head_dim": 256,
-            "tie_word_embeddings": True,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "max_position_embeddings": 131072,
-            "sliding_window": 4096,
-            "layer_types": alternating(6),
-            "rope_theta": 1e6,
-        },
-        {
-            "windows": sliding_windows,
-            "embed_scale": embed_scale,
-            "attention_scale": query_scale,
-            "rope": gemma3_rope,
-            "output_softcap": lambda config, layers: config.number("final_logit_softcapping", 0.0),
-        },
+        {"head_dim": 256, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh",
+         "max_position_embeddings": 131072, "sliding_window": 4096, "layer_types": alternating(6), "rope_theta": 1e6},
+        {"windows": sliding_windows, "embed_scale": embed_scale, "attention_scale": query_scale, "rope": gemma3_rope,
+         "output_softcap": lambda config, layers: config.number("final_logit_softcapping", 0.0)},
         (*POST_NORMS, "q_norm", "k_norm"),
         BIAS_FLAGS,
         {"norm": "rms1p", "join": "post_norm"},
@@ -175,14 +163,8 @@ FAMILIES: dict[str, Row] = {
     ),
     "starcoder2": Family(
         without(LLAMA, "gate") | {"up": "mlp.c_fc", "down": "mlp.c_proj"},
-        {
-            "tie_word_embeddings": True,
-            "use_bias": True,
-            "norm_epsilon": 1e-5,
-            "hidden_act": "gelu_pytorch_tanh",
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 4096,
-        },
+        {"tie_word_embeddings": True, "use_bias": True, "norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh",
+         "num_key_value_heads": 2, "max_position_embeddings": 4096},
         {"windows": sliding_windows},
         NORM_BIASES,
         {"use_bias": (*QKV_BIAS, "o.bias", "up.bias", "down.bias")},
@@ -244,11 +226,8 @@ FAMILIES: dict[str, Row] = {
         ("up.bias", "down.bias", *NORM_BIASES),
         {"attention_bias": ("qkv.bias", "o.bias")},
         LAYER,
-        (
-            ("rms_norm_eps", "layer_norm_eps"),
-            ("partial_rotary_factor", "rotary_pct"),
-            ("rope_theta", "rotary_emb_base"),
-        ),
+        (("rms_norm_eps", "layer_norm_eps"), ("partial_rotary_factor", "rotary_pct"),
+         ("rope_theta", "rotary_emb_base")),
         grouped_qkv=True,
         aliases={"head": ("lm_head",)},
         buffers=MASKS,
@@ -256,13 +235,8 @@ FAMILIES: dict[str, Row] = {
     "opt": opt,
     "bloom": Family(
         BLOOM,
-        {
-            "tie_word_embeddings": True,
-            "layer_norm_epsilon": 1e-5,
-            "hidden_act": "gelu_pytorch_tanh",
-            "intermediate_size": four_times,
-            "max_position_embeddings": 2048,
-        },
+        {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh",
+         "intermediate_size": four_times, "max_position_embeddings": 2048},
         {"rope": no_rope, "alibi": alibi_slopes},
         ("embed_norm", "embed_norm.bias", *NEOX_BIASES, *NORM_BIASES),
         facts=LAYER,
@@ -273,43 +247,20 @@ FAMILIES: dict[str, Row] = {
     "falcon": falcon,
     "mpt": Family(
         MPT,
-        {
-            "tie_word_embeddings": True,
-            "layer_norm_epsilon": 1e-5,
-            "hidden_act": "gelu",
-            "expansion_ratio": 4,
-            "intermediate_size": lambda c: c.integer("expansion_ratio") * c.integer("d_model", high=1 << 20),
-        },
-        {
-            "rope": no_rope,
-            "alibi": mpt_slopes,
-            "attention_scale": mpt_scale,
-            "clip_qkv": lambda config, layers: config.child("attn_config").number("clip_qkv", 0.0),
-        },
+        {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5, "hidden_act": "gelu", "expansion_ratio": 4,
+         "intermediate_size": lambda c: c.integer("expansion_ratio") * c.integer("d_model", high=1 << 20)},
+        {"rope": no_rope, "alibi": mpt_slopes, "attention_scale": mpt_scale,
+         "clip_qkv": lambda config, layers: config.child("attn_config").number("clip_qkv", 0.0)},
         facts=LAYER,
-        spelling=(
-            ("hidden_size", "d_model"),
-            ("num_attention_heads", "n_heads"),
-            ("num_hidden_layers", "n_layers"),
-            ("max_position_embeddings", "max_seq_len"),
-            ("rms_norm_eps", "layer_norm_epsilon"),
-        ),
+        spelling=(("hidden_size", "d_model"), ("num_attention_heads", "n_heads"), ("num_hidden_layers", "n_layers"),
+                  ("max_position_embeddings", "max_seq_len"), ("rms_norm_eps", "layer_norm_epsilon")),
     ),
     "glm4": Family(
-        without(LLAMA, "gate", "up", "q_norm", "k_norm")
-        | {
-            "gate_up": "mlp.gate_up_proj",
-            "attn_post_norm": "post_self_attn_layernorm",
-            "mlp_post_norm": "post_mlp_layernorm",
-        },
-        {
-            "head_dim": 128,
-            "partial_rotary_factor": 0.5,
-            "num_key_value_heads": 2,
-            "attention_bias": True,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1.5625e-7,
-        },
+        without(LLAMA, "gate", "up", "q_norm", "k_norm") | {"gate_up": "mlp.gate_up_proj",
+                                                            "attn_post_norm": "post_self_attn_layernorm",
+                                                            "mlp_post_norm": "post_mlp_layernorm"},
+        {"head_dim": 128, "partial_rotary_factor": 0.5, "num_key_value_heads": 2, "attention_bias": True,
+         "max_position_embeddings": 131072, "rms_norm_eps": 1.5625e-7},
         required=POST_NORMS,
         flags={"attention_bias": QKV_BIAS},
         facts={"join": "post_norm", "interleaved_rope": True},
@@ -333,10 +284,10 @@ FAMILIES: dict[str, Row] = {
     **CHANNEL_SCANS,
     "falcon_h1": falcon_h1,
     "kimi_linear": kimi_linear,
-    "minimax": minimax,
-    "minimax_m1": minimax,
-    "minimax_text_01": minimax,
+    "minimax": MINIMAX,
+    "minimax_m1": MINIMAX,
+    "minimax_text_01": MINIMAX,
     "llama4_text": LLAMA4_TEXT,
     **GEMMAS,
     "zamba2": zamba2,
-}
+}  # fmt: skip

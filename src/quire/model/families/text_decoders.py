@@ -8,7 +8,7 @@ from dataclasses import replace
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.mixtures import CORRECTED, EXPERTS, SHARED
-from quire.model.families.names import GATE_UP, LLAMA, MLP_BIAS, POST_NORMS, QKV_BIAS, without
+from quire.model.families.names import ALL_MLP_BIAS, GATE_UP, LLAMA, MLP_BIAS, POST_NORMS, QKV_BIAS, without
 from quire.model.families.readers import read_moe
 from quire.model.families.row import Family, spec_facts
 from quire.model.spec import MoE
@@ -40,15 +40,10 @@ def mllama(config: HfConfig) -> Family:
     return Family(
         PLAIN,
         {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "max_position_embeddings": 131072},
-        {
-            "layers": lambda c, layers: len(own),
-            "rope": lambda c, layers: spec_facts(c)["rope"][: len(own)],
-            "windows": lambda c, layers: (0,) * len(own),
-            "file_layers": lambda c, layers: own,
-        },
-        skipped=tuple(f"model.layers.{i}." for i in crossed),
-        longer=("embed",),
-    )
+        {"layers": lambda c, layers: len(own), "rope": lambda c, layers: spec_facts(c)["rope"][: len(own)],
+         "windows": lambda c, layers: (0,) * len(own), "file_layers": lambda c, layers: own},
+        skipped=tuple(f"model.layers.{i}." for i in crossed), longer=("embed",),
+    )  # fmt: skip
 
 
 def aria_experts(config: HfConfig, layers: int) -> MoE:
@@ -83,35 +78,36 @@ def ernie_vl_experts(config: HfConfig, layers: int) -> MoE:
     return replace(found, sparse=tuple(kind == "sparse" for kind in kinds), shared=shared)
 
 
-def ernie4_5_vl(config: HfConfig) -> Family:
-    """ERNIE 4.5 VL as it reads text: each layer has as many experts for images, which only rows of images take."""
+def experts_of_images(config: HfConfig) -> tuple[str, ...]:
+    """Beginnings of names of as many experts behind the others, which only rows of images take."""
     layers, experts = config.integer("num_hidden_layers", high=1024), config.integer("moe_num_experts", 64, high=1024)
-    of_images = tuple(f"model.layers.{i}.mlp.experts.{experts + e}." for i in range(layers) for e in range(experts))
+    return tuple(f"model.layers.{i}.mlp.experts.{experts + e}." for i in range(layers) for e in range(experts))
+
+
+ERNIE_VL_WRITTEN = (
+    Rewrite(r"(.*\.mlp)\.gate\.weight", r"\1.router.weight", transposed=True, release=r"\1.gate.weight"),
+    Rewrite(
+        r"(.*\.mlp)\.moe_statics\.e_score_correction_bias",
+        r"\1.gate_correction_{}.weight",
+        stacked=True,
+        release=r"\1.moe_statics.e_score_correction_bias",
+    ),
+)
+
+
+def ernie4_5_vl(config: HfConfig) -> Family:
+    """ERNIE 4.5 VL as it reads text."""
     return Family(
         PLAIN | EXPERTS | SHARED | CORRECTED | {"router": "mlp.router", "router_bias": "mlp.gate_correction_0"},
-        {
-            "num_key_value_heads": 4,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 5e5,
-            "max_position_embeddings": 131072,
-            "moe_num_experts": 64,
-            "moe_k": 6,
-            "moe_intermediate_size": [1536, 512],
-        },
+        {"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "max_position_embeddings": 131072,
+         "moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": [1536, 512]},
         {"moe": ernie_vl_experts},
         ("router_bias",),
-        {"use_bias": (*QKV_BIAS, "o.bias", *MLP_BIAS, *(f"shared_{part}" for part in MLP_BIAS))},
+        {"use_bias": (*QKV_BIAS, "o.bias", *ALL_MLP_BIAS)},
         {"interleaved_rope": True},
         (("num_experts", "moe_num_experts"), ("num_experts_per_tok", "moe_k")),
-        skipped=of_images,
-        buffers=(".gate_correction_1.weight", ".gate.weight_1"),
-        rewrites=(
-            Rewrite(r"(.*\.mlp)\.gate\.weight", r"\1.router.weight", transposed=True, release=r"\1.gate.weight"),
-            Rewrite(
-                r"(.*\.mlp)\.moe_statics\.e_score_correction_bias", r"\1.gate_correction_{}.weight", stacked=True,
-                release=r"\1.moe_statics.e_score_correction_bias",
-            ),
-        ),
+        skipped=experts_of_images(config), buffers=(".gate_correction_1.weight", ".gate.weight_1"),
+        rewrites=ERNIE_VL_WRITTEN,
     )  # fmt: skip
 
 

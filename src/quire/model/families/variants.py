@@ -25,10 +25,11 @@ from quire.model.families.readers import (
     four_times,
     multi_query,
     no_rope,
+    only,
     scaled_output,
     twice,
 )
-from quire.model.families.row import Family
+from quire.model.families.row import Family, Reader
 
 LAYER = {"norm": "layer"}
 
@@ -68,75 +69,112 @@ def stablelm(config: HfConfig) -> Family:
     )
 
 
+def opt_names(config: HfConfig) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Names, and norms and biases that must be there: norms are behind the additions where `do_layer_norm_before` is
+    false, and have no weights where `layer_norm_elementwise_affine` is."""
+    before, affine = config.flag("do_layer_norm_before", True), config.flag("layer_norm_elementwise_affine", True)
+    biases = (*QKV_BIAS, "o.bias", "up.bias", "down.bias") if config.flag("enable_bias", True) else ()
+    if not affine:
+        if not before:
+            raise config.fail("layer_norm_elementwise_affine", "false is not supported with do_layer_norm_before false")
+        return without(OPT, "attn_norm", "mlp_norm", "final_norm"), biases
+    if before:
+        return OPT, (*biases, *NORM_BIASES)
+    renamed = {"attn_post_norm": OPT["attn_norm"], "mlp_post_norm": OPT["mlp_norm"]}
+    norms = (*POST_NORMS, "attn_post_norm.bias", "mlp_post_norm.bias")
+    return without(OPT, "attn_norm", "mlp_norm", "final_norm") | renamed, (*biases, *norms)
+
+
 def opt(config: HfConfig) -> Family:
     """Learned positions start at row 2. 350m norms after the additions, and embeds in another width."""
-    if config.flag("_remove_final_layer_norm", False):
-        raise config.fail("_remove_final_layer_norm", "true is not supported")
-    before = config.flag("do_layer_norm_before", True)
-    biases = (*QKV_BIAS, "o.bias", "up.bias", "down.bias") if config.flag("enable_bias", True) else ()
-    affine = config.flag("layer_norm_elementwise_affine", True)
-    if not before and not affine:
-        raise config.fail("layer_norm_elementwise_affine", "false is not supported with do_layer_norm_before false")
-    names = OPT if affine else without(OPT, "attn_norm", "mlp_norm", "final_norm")
-    norms: tuple[str, ...] = NORM_BIASES
-    if not before:
-        renamed = {"attn_post_norm": names["attn_norm"], "mlp_post_norm": names["mlp_norm"]}
-        names = without(names, "attn_norm", "mlp_norm", "final_norm") | renamed
-        norms = (*POST_NORMS, "attn_post_norm.bias", "mlp_post_norm.bias")
-    width, hidden = config.integer("word_embed_proj_dim", None), config.integer("hidden_size")
-    narrow = width is not None and width != hidden
+    only(config, _remove_final_layer_norm=False)
+    (names, required), width = opt_names(config), config.integer("word_embed_proj_dim", None)
+    narrow = width is not None and width != config.integer("hidden_size")
     return Family(
         names,
         {"tie_word_embeddings": True, "activation_function": "relu", "rms_norm_eps": 1e-5},
         {"kv_heads": every_head, "rope": no_rope},
-        ("positions", *biases, *(norms if affine else ()), *(("project_in", "project_out") if narrow else ())),
-        facts={
-            "norm": "layer" if affine else "plain",
-            "join": "sequential" if before else "post_ln",
-            "position_offset": 2,
-            "embed_dim": width if narrow else 0,
-        },
-        spelling=(("intermediate_size", "ffn_dim"), ("hidden_act", "activation_function")),
-        prefix="model.",
-    )
+        ("positions", *required, *(("project_in", "project_out") if narrow else ())),
+        facts={"norm": "layer" if config.flag("layer_norm_elementwise_affine", True) else "plain", "position_offset": 2,
+               "join": "post_ln" if "attn_post_norm" in names else "sequential", "embed_dim": width if narrow else 0},
+        spelling=(("intermediate_size", "ffn_dim"), ("hidden_act", "activation_function")), prefix="model.",
+    )  # fmt: skip
+
+
+def falcon_norms(config: HfConfig) -> tuple[str, dict[str, str]]:
+    """How a layer is joined, and names: two norms of attention and MLP, one of both, or one after the other."""
+    new, names = config.flag("new_decoder_architecture", False), without(BLOOM, "embed_norm")
+    if new and config.integer("num_ln_in_parallel_attn", 2) == 2:
+        return "parallel_two_norms", names | {"attn_norm": "ln_attn", "mlp_norm": "ln_mlp"}
+    parallel = new or config.flag("parallel_attn", True)
+    return ("parallel", without(names, "mlp_norm")) if parallel else ("sequential", names)
+
+
+def falcon_kv_heads(config: HfConfig, layers: int) -> int:
+    """Heads of keys and values, one unless the file says otherwise."""
+    new = config.flag("new_decoder_architecture", False)
+    return config.integer("num_kv_heads", config.integer("num_attention_heads")) if new else multi_query(config)
+
+
+def scaled_slopes(config: HfConfig, layers: int) -> tuple[float, ...]:
+    """ALiBi slopes that scale with the scores."""
+    scale = (config.integer("hidden_size") // config.integer("num_attention_heads")) ** -0.5
+    return tuple(slope * scale for slope in alibi_slopes(config, layers))
+
+
+FALCON_DEFAULTS = {
+    "tie_word_embeddings": True,
+    "layer_norm_epsilon": 1e-5,
+    "activation": "gelu",
+    "intermediate_size": four_times,
+}
+FALCON_SPELLING = (
+    ("intermediate_size", "ffn_hidden_size"),
+    ("rms_norm_eps", "layer_norm_epsilon"),
+    ("hidden_act", "activation"),
+)
 
 
 def falcon(config: HfConfig) -> Family:
-    """Sequential, parallel with one norm, or (the new architecture) with two; ALiBi slopes scale with the scores."""
-    new, alibi = config.flag("new_decoder_architecture", False), config.flag("alibi", False)
-    two = new and config.integer("num_ln_in_parallel_attn", 2) == 2
-    parallel = new or config.flag("parallel_attn", True)
-    names = without(BLOOM, "embed_norm") | ({"attn_norm": "ln_attn", "mlp_norm": "ln_mlp"} if two else {})
-    if parallel and not two:
-        names = without(names, "mlp_norm")
-
-    def key_value_heads(c: HfConfig, layers: int) -> int:
-        return c.integer("num_kv_heads", c.integer("num_attention_heads")) if new else multi_query(c)
-
-    def scaled_slopes(c: HfConfig, layers: int) -> tuple[float, ...]:
-        scale = (c.integer("hidden_size") // c.integer("num_attention_heads")) ** -0.5
-        return tuple(slope * scale for slope in alibi_slopes(c, layers))
-
+    """Sequential, parallel with one norm, or (the new architecture) with two."""
+    join, names = falcon_norms(config)
+    turns: dict[str, Reader] = {"rope": no_rope, "alibi": scaled_slopes} if config.flag("alibi", False) else {}
     return Family(
         names,
-        {
-            "tie_word_embeddings": True,
-            "layer_norm_epsilon": 1e-5,
-            "activation": "gelu",
-            "intermediate_size": four_times,
-        },
-        {"kv_heads": key_value_heads} | ({"rope": no_rope, "alibi": scaled_slopes} if alibi else {}),
+        FALCON_DEFAULTS,
+        turns | {"kv_heads": falcon_kv_heads},
         tuple(f"{role}.bias" for role in ("attn_norm", "mlp_norm", "final_norm") if role in names),
         {"bias": NEOX_BIASES},
-        LAYER | {"join": ("parallel_two_norms" if two else "parallel") if parallel else "sequential"},
-        (
-            ("intermediate_size", "ffn_hidden_size"),
-            ("rms_norm_eps", "layer_norm_epsilon"),
-            ("hidden_act", "activation"),
-        ),
-        grouped_qkv=True,
-        prefix="transformer.",
-    )
+        LAYER | {"join": join},
+        FALCON_SPELLING,
+        grouped_qkv=True, prefix="transformer.",
+    )  # fmt: skip
+
+
+T5_SPELLING = (
+    ("hidden_size", "d_model"),
+    ("head_dim", "d_kv"),
+    ("intermediate_size", "d_ff"),
+    ("num_attention_heads", "num_heads"),
+    ("num_hidden_layers", "num_layers"),
+    ("num_hidden_layers", "num_decoder_layers"),
+    ("rms_norm_eps", "layer_norm_epsilon"),
+    ("max_position_embeddings", "n_positions"),
+)
+T5_DEFAULTS = {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-6, "n_positions": 512, "num_layers": 6}
+T5_PLAIN = without(T5, "gate", "encoder_gate") | {
+    "up": "2.DenseReluDense.wi",
+    "encoder_up": "1.DenseReluDense.wi",
+}
+T5_READS: dict[str, Reader] = {
+    "kv_heads": every_head,
+    "rope": endless,
+    "max_position": twice,
+    "encoder": encoder_stack,
+    "logit_scale": scaled_output,
+}
+T5_TABLES = ("encoder.embed_tokens", "decoder.embed_tokens")
+"""Where files have the table of tokens, too."""
 
 
 def t5(config: HfConfig) -> Family:
@@ -144,42 +182,15 @@ def t5(config: HfConfig) -> Family:
     gate, _, activation = config.text("feed_forward_proj", "relu").rpartition("-")
     if gate not in ("", "gated"):
         raise config.fail("feed_forward_proj", f"{gate!r} before the activation is not known; known: gated")
-    plain = {"up": "2.DenseReluDense.wi", "encoder_up": "1.DenseReluDense.wi"}
     return Family(
-        T5 if gate else without(T5, "gate", "encoder_gate") | plain,
-        {
-            "tie_word_embeddings": True,
-            "layer_norm_epsilon": 1e-6,
-            "n_positions": 512,
-            "num_layers": 6,
-            "hidden_act": "gelu_new" if gate and activation == "gelu" else activation,
-        },
-        {
-            "kv_heads": every_head,
-            "rope": endless,
-            "max_position": twice,
-            "encoder": encoder_stack,
-            "logit_scale": scaled_output,
-        },
+        T5 if gate else T5_PLAIN,
+        T5_DEFAULTS | {"hidden_act": "gelu_new" if gate and activation == "gelu" else activation},
+        T5_READS,
         ("relative_bias", "encoder_relative_bias", "encoder_final_norm"),
-        facts={"join": "crossed", "attention_scale": 1.0},
-        spelling=(
-            ("hidden_size", "d_model"),
-            ("head_dim", "d_kv"),
-            ("intermediate_size", "d_ff"),
-            ("num_attention_heads", "num_heads"),
-            ("num_hidden_layers", "num_layers"),
-            ("num_hidden_layers", "num_decoder_layers"),
-            ("rms_norm_eps", "layer_norm_epsilon"),
-            ("max_position_embeddings", "n_positions"),
-        ),
-        aliases={"embed": ("encoder.embed_tokens", "decoder.embed_tokens")},
-        skipped=(
-            "encoder.embed_tokens.",
-            "decoder.embed_tokens.",
-            "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",
-        ),
-    )
+        facts={"join": "crossed", "attention_scale": 1.0}, spelling=T5_SPELLING, aliases={"embed": T5_TABLES},
+        skipped=(*(f"{table}." for table in T5_TABLES),
+                 "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias."),
+    )  # fmt: skip
 
 
 def mt5(config: HfConfig) -> Family:

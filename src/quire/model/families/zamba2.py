@@ -11,9 +11,8 @@ from typing import Any
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.names import naked
-from quire.model.families.readers import no_rope
-from quire.model.families.rope import Rope
-from quire.model.families.row import EARLIER, Family
+from quire.model.families.readers import no_rope, only
+from quire.model.families.row import EARLIER, Family, Reader
 from quire.model.families.state_space import HYBRID, rope_of_attention, scan_sizes
 from quire.model.spec import SCAN, SHARED, SharedBlocks
 from quire.ops.convolution import MOST_TAPS
@@ -93,40 +92,40 @@ def adapters(uses: tuple[int, ...], blocks: int) -> tuple[Rewrite, ...]:
     )  # fmt: skip
 
 
-def zamba2(config: HfConfig) -> Family:
-    """Blocks take turns; attention's part of a use is there by `use_shared_attention_adapter`."""
-    if config.flag("add_bias_linear", False):
-        raise config.fail("add_bias_linear", "true is not supported")
-    found, blocks = kinds(config), config.integer("num_mem_blocks", 1, high=1024)
-    layers, uses = with_uses(found), tuple(i for i, kind in enumerate(found) if kind == "hybrid")
+def reads(config: HfConfig) -> dict[str, Reader]:
+    """What layers are, a use of a block and a scan apart; only a use attends, and turns where `use_mem_rope`."""
+    layers = with_uses(kinds(config))
+    taps, scanned = config.integer("mamba_d_conv", 4, low=2, high=MOST_TAPS), scan_sizes(eps=1e-5)
+    turn = rope_of_attention if config.flag("use_mem_rope", False) else no_rope
+    return {
+        "layers": lambda config, count: len(layers),
+        "mixers": lambda config, count: tuple(kind for _, kind in layers),
+        "file_layers": lambda config, count: tuple(i for i, _ in layers),
+        "windows": lambda config, count: tuple(taps if kind == SCAN else 0 for _, kind in layers),
+        "scan": lambda config, count: scanned(HfConfig({**config.raw, "hidden_act": "silu"}, config.where), count),
+        "attention_scale": lambda config, count: (config.integer("head_dim") / 2) ** -0.5,
+        "rope": lambda config, count: turn(config, len(layers)),
+    }
+
+
+def blocks(config: HfConfig, layers: int = 0) -> SharedBlocks:
+    """The blocks; attention's part of a use is there by `use_shared_attention_adapter`."""
     attends = config.flag("use_shared_attention_adapter", False)
-    scanned = scan_sizes(eps=1e-5)
-    taps = config.integer("mamba_d_conv", 4, low=2, high=MOST_TAPS)
+    rank = config.integer("adapter_rank", DEFAULTS["adapter_rank"], high=1 << 16)
+    return SharedBlocks(config.integer("num_mem_blocks", 1, high=1024), rank, attends)
 
-    def ropes(config: HfConfig, count: int) -> tuple[Rope, ...]:
-        turn = rope_of_attention if config.flag("use_mem_rope", False) else no_rope
-        return turn(config, len(layers))
 
+def zamba2(config: HfConfig) -> Family:
+    """Blocks take turns."""
+    only(config, add_bias_linear=False)
+    uses = tuple(i for i, kind in enumerate(kinds(config)) if kind == "hybrid")
     return Family(
-        NAMES | BLOCK | (ATTENTION_USE if attends else {}),
+        NAMES | BLOCK | (ATTENTION_USE if blocks(config).attention else {}),
         DEFAULTS,
-        {
-            "layers": lambda config, count: len(layers),
-            "mixers": lambda config, count: tuple(kind for _, kind in layers),
-            "file_layers": lambda config, count: tuple(i for i, _ in layers),
-            "windows": lambda config, count: tuple(taps if kind == SCAN else 0 for _, kind in layers),
-            "scan": lambda config, count: scanned(HfConfig({**config.raw, "hidden_act": "silu"}, config.where), count),
-            "shared": lambda config, count: SharedBlocks(blocks, config.integer("adapter_rank", high=1 << 16), attends),
-            "attention_scale": lambda config, count: (config.integer("head_dim") / 2) ** -0.5,
-            "rope": ropes,
-        },
+        reads(config) | {"shared": blocks},
         ("scan_scale", "scan_conv.bias"),
         facts={"join": "single"},
-        spelling=(
-            ("head_dim", "attention_head_dim"),
-            ("mamba_n_heads", "n_mamba_heads"),
-            ("mamba_n_groups", "mamba_ngroups"),
-            ("mamba_d_head", "mamba_headdim"),
-        ),
-        rewrites=(*adapters(uses, blocks), *DECODER),
-    )
+        spelling=(("head_dim", "attention_head_dim"), ("mamba_n_heads", "n_mamba_heads"),
+                  ("mamba_n_groups", "mamba_ngroups"), ("mamba_d_head", "mamba_headdim")),
+        rewrites=(*adapters(uses, blocks(config).count), *DECODER),
+    )  # fmt: skip
