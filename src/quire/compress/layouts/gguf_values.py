@@ -48,7 +48,8 @@ class Values:
     def encoded(self, piece: Piece, at: int, kind: str) -> np.ndarray[Any, Any]:
         """One matrix or vector of a tensor: uint8 [n, bytes of a row], or [bytes] of a vector."""
         if (made := self.architecture.made.get(piece.role)) is not None:
-            return encode(made(piece.of.spec.at(piece.layer))[None], kind)[0]
+            own: np.ndarray[Any, Any] = encode(made(piece.of.spec.at(piece.layer))[None], kind)[0]
+            return own
         given = self.weights.get(piece.bases[at]) if piece.part == "weight" else None
         if given is not None and (exact := self._exact(piece, given, kind)) is not None:
             return exact

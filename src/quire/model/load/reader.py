@@ -160,7 +160,7 @@ class WeightReader:
     def _logarithm(self, name: str, rates: AnyArray) -> Host:
         """x of the vector -exp(x), or exp(x), that the file has as `name`."""
         sign = self.opened.family.rate_sign
-        positive = sign * to_numpy(rates)
+        positive = to_numpy(rates) if sign > 0 else -to_numpy(rates)
         if not (positive > 0).all():
             side = "below" if sign < 0 else "above"
             raise ModelError(f"{self.opened.folder}: {name} holds a number that is not {side} 0")
