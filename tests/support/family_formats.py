@@ -205,8 +205,10 @@ def gguf_outcome(made: Checkpoint, family: str, path: Path, want: Tensor) -> str
     if not any(architecture.writes(spec) for architecture in ARCHITECTURES.values()):
         return "-"
     add_tokenizer(made.folder, small())
-    # Numbers are rounded to 8 bits once more, which turns a router's choice now and then.
-    for kind, bound in (("F32", 1e-4), ("Q8_0", 6e-2 if any(spec.moe.sparse) else 3e-2)):
+    # Numbers are rounded to 8 bits once more, which turns a router's choice now and then; normed queries that are
+    # multiplied choose tokens as sharply.
+    sharp = any(spec.moe.sparse) or (any(spec.unit_norms) and spec.attention_scale > spec.head_dim**-0.5)
+    for kind, bound in (("F32", 1e-4), ("Q8_0", 6e-2 if sharp else 3e-2)):
         try:
             write_gguf(made.folder, path, kind)
             got = logits_of(path, activations="int16", dtype="float32")
