@@ -118,11 +118,8 @@ class GgufModel:
         required = tuple(part for name in (*family.required, *self.architecture.required) for part in _unfused(name))
         mtp = None if family.mtp is None else GGUF_NEXTN
         family = replace(family, names=names, required=required, grouped_qkv=False, prefix="", mtp=mtp)
-        family = replace(family, buffers=(), rewrites=(), stacks={}, transposed=False)
         beyond = tuple(names["layer"].format(spec.layers + i) for i in range(self.get(NEXTN) or 0))
-        own = self.architecture
-        family = replace(family, orders=own.orders, rates=own.rates, rate_sign=own.rate_sign)
-        family = replace(family, skipped=(*self.architecture.skipped, *beyond))
+        family = replace(as_in_files(family, self.architecture), skipped=(*self.architecture.skipped, *beyond))
         return spec, family, config
 
     def get(self, below: str) -> Any:
@@ -307,6 +304,12 @@ class GgufModel:
             scaled = raw.pop("rope_scaling", {})
             whole = {"rope_theta": raw["rope_theta"], **scaled}
             raw["rope_parameters"] = {"full_attention": whole, "sliding_attention": {"rope_theta": local}}
+
+
+def as_in_files(family: Family, own: Architecture) -> Family:
+    """The family without what only folders have, and with what is done to numbers of files."""
+    family = replace(family, buffers=(), rewrites=(), stacks={}, transposed=False)
+    return replace(family, orders=own.orders, rates=own.rates, rate_sign=own.rate_sign)
 
 
 def further_of(architecture: Architecture, raw: Mapping[str, Any], held: TensorShapes, where: str) -> dict[str, Any]:
