@@ -5,6 +5,7 @@
 // never move: a descriptor of a layer names its slot for good, one of experts is moved by `places`, bytes from the pool's first slot.
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -374,10 +375,17 @@ void stream_close(Stream* stream) {
     delete stream;
 }
 
+// Rows of a table in a mapped file that were read need not stay in this process's memory: a page that is asked for again comes from the
+// system's cache. Linux maps up to 2 MB of that cache for one row of some kilobytes. Only for memory that mirrors a file.
+void forget_pages(const char* table, int64_t bytes) {
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), at = reinterpret_cast<uintptr_t>(table), begin = at / page * page;
+    (void)madvise(reinterpret_cast<void*>(begin), at + static_cast<uintptr_t>(bytes) - begin, MADV_DONTNEED);
+}
+
 const OpEntry kOps[] = {
     op_entry<&stream_layers>("stream_layers"), op_entry<&stream_experts>("stream_experts"), op_entry<&stream_wait>("stream_wait"),
     op_entry<&stream_done>("stream_done"),     op_entry<&stream_need>("stream_need"),       op_entry<&stream_counts>("stream_counts"),
-    op_entry<&stream_close>("stream_close"),
+    op_entry<&stream_close>("stream_close"), op_entry<&forget_pages>("forget_pages"),
 };
 const Register kRegister(kOps);
 

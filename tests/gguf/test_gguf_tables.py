@@ -106,10 +106,7 @@ def test_codes_that_are_not_read_row_by_row_are_packed(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/smaps")
 def test_a_larger_table_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """36 MB of a file of 46: what is resident of it are pages of rows, and what is read where it lies.
-
-    The system maps up to 2 MB around a row at once if it has them in its cache, so that the rows lie in three places.
-    """
+    """36 MB of a file of 46: what is resident of it is what is read where it lies, and no row stays."""
     words = 1 << 15
     facts = FACTS | {"vocab_size": words, "vocab_size_per_layer_input": words, "hidden_size_per_layer_input": 256}
     write(tmp_path, "gemma4_text", **SHAPE | facts)
@@ -120,7 +117,7 @@ def test_a_larger_table_takes_no_memory(tmp_path: Path, monkeypatch: pytest.Monk
     table = ROLES["input_table"].numbers(model.spec) // 32 * 34
     tokens = [words - 1, *prompt(30, 1), 3 * words // 4]
     (got,) = Paged(model, [tokens]).run([[len(tokens)]])
-    assert 0 < resident(path) < path.stat().st_size - table + table / 4
+    assert resident(path) <= path.stat().st_size - table
     monkeypatch.setattr(ModelHeaders, "in_file", lambda opened, role: 0)
     (want,) = Paged(load(path, BACKENDS[-1]), [tokens]).run([[len(tokens)]])
     assert np.array_equal(to_numpy(got), to_numpy(want))

@@ -75,8 +75,8 @@ class Caches:
     keys and values of its tokens: `part` is what one model sees. On a GPU a block behind the last one, `pad_block`,
     takes what rows that pad a step write. Where ranks share sequences, block i lies on rank i % ranks along that axis;
     whatever names a block here names it among those of all; `blocks` are in this process, that of a GPU's padding
-    included, even where none of its layers keeps anything of tokens. `through` [blocks + 1] says up to which of its slots a
-    block holds what the draft model keeps; its last entry is of no block.
+    included, even where none of its layers keeps anything of tokens. `through` [blocks + 1] says up to which of its
+    slots a block holds what the draft model keeps; its last entry is of no block.
     """
 
     def __init__(self, models: Sequence[Model], ops: Ops, kv: KVPlan) -> None:

@@ -33,7 +33,9 @@ def test_only_rows_of_the_tokens_are_in_memory(name: str, tmp_path: Path) -> Non
     (got,) = Paged(model, [tokens]).run([[7]])
     assert relative_error(got, logits(oracle, tokens)) <= TOLERANCE
     file = tmp_path / "model.safetensors"
-    assert 0 < resident(file) < file.stat().st_size - table + table / 8, "others' matrices may be read where they lie"
+    others = file.stat().st_size - table
+    rows = 0 if name == "cpu" else table / 8
+    assert resident(file) <= others + rows, "others' matrices may be read where they lie"
 
 
 def test_the_plan_counts_no_bytes_of_such_a_table(tmp_path: Path) -> None:

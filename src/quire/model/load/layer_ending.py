@@ -8,13 +8,12 @@ import numpy as np
 
 from quire.model.disk.checkpoint import read_scattered
 from quire.model.load.parts import load_norm
-from quire.model.load.placement import Unplaced
 from quire.model.load.reader import WeightReader
 from quire.model.net.decoder import Ending
-from quire.model.net.layer_ending import GivenInputs, PerLayerEmbeddings, ScaledStream, SummedRows
+from quire.model.net.layer_ending import GivenInputs, MappedEmbedding, PerLayerEmbeddings, ScaledStream, SummedRows
 from quire.model.net.parts import Embed, Embedding
 from quire.ops.arrays import dtype_of, to_numpy
-from quire.ops.weights import PackedTable, StoredTable
+from quire.ops.weights import PackedTable
 from quire.quant.base import QWeight
 from quire.quant.registry import load as load_matrix
 from quire.quant.registry import matrix_scheme
@@ -42,8 +41,9 @@ def load_inputs(reader: WeightReader) -> PerLayerEmbeddings:
     return PerLayerEmbeddings(table, rows, norm, width, spec.norm_eps * spec.hidden, sqrt(width / 2))
 
 
-def file_table(reader: WeightReader, role: str) -> Unplaced | PackedTable | StoredTable:
-    """A look-up table [V, width] whose rows are read out of the mapped file, each when it is asked for.
+def file_table(reader: WeightReader, role: str, first: int | None = None) -> Embedding:
+    """A look-up table [V, width] whose rows are read out of the mapped file, each when it is asked for. `first`: as of
+    `Embedding`.
 
     Codes of which single rows cannot be read are packed as a matrix; on devices that read no files the table is as
     `WeightReader.table`.
@@ -51,20 +51,20 @@ def file_table(reader: WeightReader, role: str) -> Unplaced | PackedTable | Stor
     ops, names = reader.ops, reader.opened.claim.get(role)
     inside = reader.opened.in_file(role) > 0
     if ops.reads_packed_tables and ops.reads_files and not inside and "weight" not in names:
-        return PackedTable(reader.linear((role,), None).weight, rounded=False)
+        return Embedding(PackedTable(reader.linear((role,), None).weight, rounded=False), first)
     if not ops.reads_files or not inside:
-        return reader.table(role)
+        return Embedding(reader.table(role), first)
     if "weight" in names:
         found = to_numpy(reader.read(names["weight"]))
         read_scattered(found)
         reader.count(role, f"{dtype_of(found).name} in the file", 0)
-        return found
+        return MappedEmbedding(found, first)
     weight = stored_matrix(reader, role)
     assert isinstance(weight, StoredWeight), "its rows are blocks"
     table = weight.as_table()
     read_scattered(to_numpy(table.data))
     reader.count(role, f"{table.form.name} in the file", 0)
-    return table
+    return MappedEmbedding(table, first)
 
 
 def stored_matrix(reader: WeightReader, role: str) -> QWeight:
@@ -76,10 +76,11 @@ def stored_matrix(reader: WeightReader, role: str) -> QWeight:
 
 def load_input_table(reader: WeightReader) -> Embed:
     """The table of per-layer embeddings; tokens beyond it, which stand for images and sounds, have its first row."""
-    table, spec = file_table(reader, "input_table"), reader.opened.spec
+    spec = reader.opened.spec
     known = spec.inputs.vocab_size
     if known >= spec.vocab_size:
-        return Embedding(table)
+        return file_table(reader, "input_table")
+    table = file_table(reader, "input_table", 0)
     row = stored_matrix(reader, "input_table").take_rows(slice(0, 1)).dequantize()
     beyond = np.repeat(to_numpy(row), spec.vocab_size - known, 0)
-    return SummedRows((Embedding(table, 0), Embedding(beyond, known)))
+    return SummedRows((table, Embedding(beyond, known)))

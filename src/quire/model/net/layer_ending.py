@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from quire.model.batch import Batch
 from quire.model.net.decoder import Inputs, Wanted, chosen
-from quire.model.net.parts import Embed, Norm, Product, RowChange
+from quire.model.net.parts import Embed, Embedding, Norm, Product, RowChange
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 
@@ -36,6 +36,17 @@ class ScaledStream:
     def __call__(self, ops: Ops, x: Array, delta: Array, batch: Batch, wanted: Wanted) -> tuple[Array, Array]:
         """Scale x and delta [R, hidden] in place."""
         return ops.scale(x, self.factor), ops.scale(delta, self.factor)
+
+
+@dataclass(frozen=True)
+class MappedEmbedding(Embedding):
+    """Rows of a table in a mapped file, of which nothing stays in this process's memory."""
+
+    def __call__(self, ops: Ops, tokens: Array) -> Array:
+        """tokens [T] int32 -> [T, width]."""
+        rows = super().__call__(ops, tokens)
+        ops.forget_rows(self.table)
+        return rows
 
 
 @dataclass(frozen=True)

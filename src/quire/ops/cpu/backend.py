@@ -28,7 +28,7 @@ from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import HUGE, Native, check, huge_bytes
 from quire.ops.op import IMPLEMENTATIONS, load_modules
 from quire.ops.tuning import Tuning
-from quire.ops.weights import Packed, StoredMatrix, Weight
+from quire.ops.weights import Packed, PackedTable, StoredMatrix, StoredTable, Weight
 
 IN_NUMPY = "quire.ops.sampling"
 """Where the definitions are that take numpy arrays."""
@@ -120,6 +120,12 @@ class CpuOps(Ops):
     def native(self, name: str, *args: Any) -> None:
         """Call the native op `name`, or list it where a step is being recorded."""
         self.cpu.call(name, *args)
+
+    def forget_rows(self, table: Host | PackedTable | StoredTable) -> None:
+        """Unmap the table's pages, which the system's cache keeps."""
+        assert not isinstance(table, PackedTable), "it lies in no file"
+        data = table.data if isinstance(table, StoredTable) else table
+        self.cpu.call("forget_pages", data, data.nbytes)
 
     def beside(self) -> Ops:
         """Give ops without the arena, and not recorded."""
