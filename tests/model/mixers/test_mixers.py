@@ -21,7 +21,7 @@ from quire.core.exclusions.features import CONVOLUTIONS, ENCODER, LATENTS, STATE
 from quire.model.build import Model
 from quire.model.families.delta_sizes import DeltaSizes
 from quire.model.families.rope import NO_ROPE
-from quire.model.load.builders import MIXERS
+from quire.model.load.layer_mixers import MIXERS
 from quire.model.load.roles import ROLES
 from quire.model.mixers import attention, channel_scan, cross, delta, latent, lightning, scan, shared_block, short_conv
 from quire.model.mixers.attention import Attention

@@ -1,4 +1,4 @@
-"""Norms, MLPs and matrices of a layer, from what the checkpoint holds."""
+"""Norms, MLPs and matrices of a layer, and the table of tokens, from what the checkpoint holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from quire.core.dtypes import F32
+from quire.core.dtypes import BF16, F32
 from quire.core.errors import ConfigError, ModelError
 from quire.model.load.placement import Unplaced
 from quire.model.load.reader import WeightReader
@@ -42,6 +42,17 @@ from quire.model.net.xielu import XieluMlp
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import as_f32
 from quire.ops.experts import ACTIVATIONS
+from quire.ops.weights import PackedTable
+from quire.quant.registry import DENSE, matrix_scheme
+
+
+def load_table(reader: WeightReader) -> Unplaced | PackedTable:
+    """The table of tokens: packed where the file has it quantized, or where it is the head with the same bits."""
+    claim, tied = reader.opened.claim, not reader.opened.claim.get("head")
+    quantized = matrix_scheme(reader.opened.scheme, claim.get("embed")) is not DENSE
+    if not reader.ops.reads_packed_tables or not (quantized or (tied and reader.form.target is None)):
+        return reader.table("embed")
+    return PackedTable(reader.linear(("embed",), None).weight, rounded=reader.form.dtype == BF16)
 
 
 def load_norm(reader: WeightReader, role: str, layer: int | None = None, scale: float = 1.0) -> Norm:

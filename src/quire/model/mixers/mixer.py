@@ -43,8 +43,8 @@ class LayerCacheSpec:
 class Mixer(Protocol):
     """What is known of a layer's mixer from config.json alone: what it keeps of a token, reads and allows.
 
-    A new kind is a file here, a line in `MIXERS` of `quire.model.load.builders`, which reads its weights, and a file in
-    `quire.model.net`, which runs it.
+    A new kind is a file here, a line in `MIXERS` of `quire.model.load.layer_mixers`, which reads its weights, and a
+    file in `quire.model.net`, which runs it.
     """
 
     @property
