@@ -21,7 +21,7 @@ from quire.model.families.names import (
     without,
 )
 from quire.model.families.query_scale import NO_SCALE, QueryScale
-from quire.model.families.readers import every_head, full_first
+from quire.model.families.readers import every_head, full_first, layer_thetas
 from quire.model.families.rope import NO_ROPE, Rope, read_rope
 from quire.model.families.row import ACTIVATIONS, Family, layer_kinds, sliding_windows, spec_facts
 from quire.model.families.variants import LAYER, granite, granite_facts
@@ -96,23 +96,6 @@ def hyperclovax(config: HfConfig) -> Family:
     )  # fmt: skip
 
 
-def own_thetas(config: HfConfig, layers: int) -> tuple[Rope, ...]:
-    """The rope of each layer has the base that `layer_rope_theta` says, 0 = it does not turn."""
-    kinds = layer_kinds(config, layers)
-    head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
-    thetas = config.raw.get("layer_rope_theta") or [None] * layers
-    known = isinstance(thetas, list) and len(thetas) == layers
-    if not known or not all(t is None or (isinstance(t, int | float) and t >= 0) for t in thetas):
-        raise config.fail("layer_rope_theta", f"needs a list of {layers} numbers from 0")
-    field = "rope_scaling" if config.has("rope_scaling") else "rope_parameters"
-    longest, ropes = config.integer("max_position_embeddings", 2048), list[Rope]()
-    for theta, kind in zip(thetas, kinds, strict=True):
-        given = {} if theta is None else {"rope_theta": float(theta)}
-        own = HfConfig({**config.raw, field: {**config.child(field).raw, **given}, **given}, config.where)
-        ropes.append(NO_ROPE if theta == 0 else read_rope(own, head_dim, longest, kind))
-    return tuple(ropes)
-
-
 def granite_swa(config: HfConfig) -> Family:
     """Granite with windows, sinks, and a base of its rope for each layer."""
     return replace(
@@ -120,7 +103,7 @@ def granite_swa(config: HfConfig) -> Family:
         names=without(LLAMA, "q_norm", "k_norm") | {"sinks": "self_attn.sinks"},
         defaults={"tie_word_embeddings": True, "num_key_value_heads": 4, "max_position_embeddings": 8192,
                   "sliding_window": 128, "layer_types": full_first(4)},
-        read={"windows": sliding_windows, "rope": own_thetas},
+        read={"windows": sliding_windows, "rope": layer_thetas},
         required=("sinks",),
         rewrites=naked(("self_attn",), ("sinks",)),
     )  # fmt: skip

@@ -31,7 +31,7 @@ from quire.model.families.names import (
     STACKED,
     without,
 )
-from quire.model.families.readers import exaone4_kinds, read_moe, sparse_layers, window_rope
+from quire.model.families.readers import exaone4_kinds, layer_thetas, read_moe, sparse_layers, window_rope
 from quire.model.families.rope import NO_ROPE, Rope, read_rope
 from quire.model.families.row import Family, layer_kinds, sliding_windows
 from quire.model.families.state_space import GRANITE_EXPERTS, GRANITE_STACKED
@@ -74,25 +74,6 @@ def fourths(config: HfConfig) -> list[str]:
     """`layer_types` where config.json has none: every fourth layer from the first on sees everything."""
     layers = config.integer("num_hidden_layers", high=1024)
     return ["sliding_attention" if i % 4 else "full_attention" for i in range(layers)]
-
-
-def layer_thetas(config: HfConfig, layers: int) -> tuple[Rope, ...]:
-    """`layer_rope_theta` has the base of each layer's rope, 0 for a layer that does not turn."""
-    bases = config.raw.get("layer_rope_theta")
-    head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
-    longest = config.integer("max_position_embeddings", 2048)
-    if bases is None:
-        return (read_rope(config, head_dim, longest, "full_attention"),) * layers
-    good = isinstance(bases, list) and len(bases) == layers
-    if not good or not all(isinstance(base, int | float) and base >= 0 for base in bases):
-        raise config.fail("layer_rope_theta", f"needs a list of {layers} numbers from 0 on")
-    field = "rope_scaling" if config.has("rope_scaling") else "rope_parameters"
-
-    def turned(base: float) -> Rope:
-        own = {**config.child(field).raw, "rope_theta": base}
-        return read_rope(HfConfig({**config.raw, field: own}, config.where), head_dim, longest, "full_attention")
-
-    return tuple(turned(base) if base else NO_ROPE for base in bases)
 
 
 def granite_moe_windows(config: HfConfig) -> Family:

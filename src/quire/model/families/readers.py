@@ -89,6 +89,24 @@ def olmo3_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
     return tuple(by_kind[kind] for kind in layer_kinds(config, layers))
 
 
+def layer_thetas(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """The rope of each layer has the base that `layer_rope_theta` says, 0 = it does not turn."""
+    kinds = layer_kinds(config, layers)
+    head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
+    thetas = config.raw.get("layer_rope_theta")
+    thetas = [None] * layers if thetas is None else thetas
+    known = isinstance(thetas, list) and len(thetas) == layers
+    if not known or not all(t is None or (isinstance(t, int | float) and t >= 0) for t in thetas):
+        raise config.fail("layer_rope_theta", f"needs a list of {layers} numbers from 0 on")
+    field = "rope_scaling" if config.has("rope_scaling") else "rope_parameters"
+    longest, ropes = config.integer("max_position_embeddings", 2048), list[Rope]()
+    for theta, kind in zip(thetas, kinds, strict=True):
+        given = {} if theta is None else {"rope_theta": float(theta)}
+        own = HfConfig({**config.raw, field: {**config.child(field).raw, **given}, **given}, config.where)
+        ropes.append(NO_ROPE if theta == 0 else read_rope(own, head_dim, longest, kind))
+    return tuple(ropes)
+
+
 def window_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
     """Where there is a window, layers that see everything do not rotate."""
     kinds, mixed = layer_kinds(config, layers), config.has("sliding_window")
