@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from model_variants import LATENTS, MIXTURES
 from oracle import write
 from paged_model import VARIANTS as DENSE
+from sparse_variants import SPARSE
 
 PRUNED = DENSE | MIXTURES
 ATTENTION_OUT = ("self_attn.o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "attn.out_proj",
@@ -24,7 +25,7 @@ HYBRIDS = ("lfm2", "lfm2_moe", "lfm3", "qwen3_next", "qwen3_5_text", "qwen3_5_mo
            "granitemoehybrid", "bamba", "nemotron_h", "mamba2", "mamba", "falcon_mamba", "jamba", "falcon_h1",
            "zamba2", "olmo_hybrid", "minimax", "bailing_hybrid")  # fmt: skip
 """Families some of whose layers have no heads, and of which none can be dropped."""
-UNLIKE = ("laguna", "mimo_v2_flash", "gemma3n_text", "gemma4_text", "gemma4_unified_text")
+UNLIKE = ("laguna", "mimo_v2_flash", "step3p5", "gemma3n_text", "gemma4_text", "gemma4_unified_text")
 """Families whose layers may differ in how many heads they have, or read those of others: none can be dropped."""
 INPUT_OUT = ("per_layer_projection",)
 """Matrices that add what is given to each layer of a token."""
@@ -39,7 +40,7 @@ UNEVEN_MLPS = ("gemma3n", "gemma3n_sparse", "gemma4_shared_keys", "gemma4_small"
 
 
 def checkpoint(folder: Path, variant: str, **facts: Any) -> PreTrainedModel:
-    family, own = (PRUNED | LATENTS)[variant]
+    family, own = (PRUNED | LATENTS | SPARSE)[variant]
     return write(folder, family, **(own | facts))
 
 

@@ -183,7 +183,7 @@ UNCUT = (
     "jamba_dense",
     "minimax",
     "minimax_factors",
-    *(v for v in (*VARIANTS, *LATENTS) if v.startswith(("falcon_h1", "gemma3n", "minicpm", "zamba2"))),
+    *(v for v in (*VARIANTS, *LATENTS) if v.startswith(("falcon_h1", "gemma3n", "longcat", "minicpm", "zamba2"))),
 )
 """Their config.json says by the number of a layer what it is, or a layer of it is two here, or what layers add is
 scaled, or how long they remember, by how many there are, or layers mix several streams."""
@@ -194,6 +194,17 @@ def test_layers_whose_kinds_no_config_says(variant: str, tmp_path: Path) -> None
     oracle = checkpoint(tmp_path, variant)
     with pytest.raises((ModelError, ConfigError)):
         drop_layers(*read(tmp_path), list(range(1, len(layers_of(oracle)))))
+
+
+@pytest.mark.parametrize("variant", ["step3p5", "deepseek_v32", "axk2_kinds"])
+def test_limits_and_indexers_of_layers_go_with_them(variant: str, tmp_path: Path) -> None:
+    check_layers(variant, tmp_path)
+
+
+def test_a_layer_stays_with_the_one_whose_indexer_it_shares(tmp_path: Path) -> None:
+    checkpoint(tmp_path, "glm_moe_dsa_shared")
+    with pytest.raises(ModelError, match="layer 1 reads tokens that the indexer of layer 0 chose; keep both"):
+        drop_layers(*read(tmp_path), [1, 2, 3])
 
 
 @pytest.mark.slow

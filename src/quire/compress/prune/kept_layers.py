@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.compress.prune.prunable import PrunableCheckpoint
 from quire.model.families.row import layer_kinds
@@ -14,8 +14,10 @@ from quire.ops.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T")
 PER_LAYER_FIELDS = ("layer_types", "layers_block_type", "no_rope_layers", "mlp_layer_types", "attention_layers",
-                    "layer_rope_theta", "num_attention_heads_per_layer")  # fmt: skip
+                    "layer_rope_theta", "num_attention_heads_per_layer", "swiglu_limits", "swiglu_limits_shared",
+                    "indexer_types")  # fmt: skip
 """Fields of config.json that are lists of one entry per layer."""
 KINDS = frozenset({"layer_types", "layers_block_type", "attn_layer_indices"})
 """Fields that say what each layer is."""
@@ -24,12 +26,22 @@ BY_NUMBER = "per_layer_config"
 
 
 def kept_spec(model: PrunableCheckpoint, kept: list[int]) -> ModelSpec:
-    """The facts of the layers `kept`; `ModelError` where one reads keys and values of a layer that goes, and for
-    models of several streams."""
+    """The facts of the layers `kept`; `ModelError` where one reads keys and values, or the choice, of a layer that
+    goes, and for models of several streams."""
     spec, new_number = model.spec, {old: new for new, old in enumerate(kept)}
     if spec.streams.count:
         raise model.refuse("layers that mix several streams cannot be dropped: none leaves all of them as they are")
-    moe = replace(spec.moe, sparse=tuple(spec.moe.sparse[i] for i in kept)) if spec.moe.sparse else spec.moe
+    moe = replace(
+        spec.moe,
+        sparse=_of(spec.moe.sparse, kept),
+        clamps=_of(spec.moe.clamps, kept),
+        mlp_clamps=_of(spec.moe.mlp_clamps, kept),
+    )
+    indexer = spec.mla.indexer
+    unchosen = [i for i in kept if indexer.source(i) not in new_number]
+    if unchosen:
+        chooser = indexer.source(unchosen[0])
+        raise model.refuse(f"layer {unchosen[0]} reads tokens that the indexer of layer {chooser} chose; keep both")
     lost = [i for i in kept if spec.kv_layer(i) not in new_number]
     if lost:
         raise model.refuse(f"layer {lost[0]} reads keys and values of layer {spec.kv_layer(lost[0])}; keep both")
@@ -37,17 +49,24 @@ def kept_spec(model: PrunableCheckpoint, kept: list[int]) -> ModelSpec:
     return replace(
         spec,
         layers=len(kept),
-        rope=tuple(spec.rope[i] for i in kept),
-        windows=tuple(spec.windows[i] for i in kept),
-        mixers=tuple(spec.mixers[i] for i in kept) if spec.mixers else (),
-        decay_rates=tuple(spec.decay_rates[i] for i in kept) if spec.decay_rates else (),
-        unit_norms=tuple(spec.unit_norms[i] for i in kept) if spec.unit_norms else (),
+        rope=_of(spec.rope, kept),
+        windows=_of(spec.windows, kept),
+        mixers=_of(spec.mixers, kept),
+        decay_rates=_of(spec.decay_rates, kept),
+        unit_norms=_of(spec.unit_norms, kept),
+        mla=replace(spec.mla, indexer=replace(indexer, own=_of(indexer.own, kept))),
+        blocks=replace(spec.blocks, own=_of(spec.blocks.own, kept)),
         query_scale=spec.query_scale.of(kept),
         bare=tuple((role, kept.index(i)) for role, i in spec.bare if i in kept),
-        sizes=tuple(spec.sizes[i] for i in kept) if spec.sizes else (),
+        sizes=_of(spec.sizes, kept),
         kv_source=sources if sources != tuple(range(len(kept))) else (),
         moe=moe,
     )
+
+
+def _of(facts: tuple[T, ...], kept: list[int]) -> tuple[T, ...]:
+    """Return the facts by layer of the layers `kept`; none where there are none."""
+    return tuple(facts[i] for i in kept) if facts else ()
 
 
 def kept_fields(model: PrunableCheckpoint, kept: list[int]) -> dict[str, Any]:
