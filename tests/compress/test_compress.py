@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
 from net_checks import made, recipe
+from oracle import write
 from quire.cli.app import app
 from quire.compress.checkpoint.net import Net
 from quire.compress.checkpoint.writer import write_folder
@@ -23,7 +24,7 @@ from quire.compress.prune.masks import Pattern, sparsity_of
 from quire.compress.recipes.gguf_formats import FORMATS
 from quire.compress.recipes.parser import recipe_of
 from quire.compress.recipes.stages import METHODS
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, ModelError
 from quire.engine.llm import LLM
 from quire.gguf.file import GgufFile
 from quire.model.describe import describe
@@ -294,6 +295,14 @@ def test_a_format_of_llama_cpp_is_a_gguf_file(words: list[str], file: str, note:
     assert result.exit_code == 0, result.output
     assert (tmp_path / "out" / file).is_file()
     assert note in result.output and bool(note) == ("all matrices" in result.output)
+
+
+def test_a_model_that_transformers_runs_is_told_from_one_that_nothing_runs(tmp_path: Path) -> None:
+    write(tmp_path / "in", "diffllama")
+    for how in ("rtn", "q4_k"):
+        result = run(str(tmp_path / "in"), str(tmp_path / "out"), "--quantize", how)
+        assert isinstance(result.exception, ModelError)
+        assert "'diffllama' runs by the code of transformers" in str(result.exception)
 
 
 def test_help_names_the_methods_and_formats() -> None:

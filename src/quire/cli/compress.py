@@ -88,11 +88,11 @@ def compress(options: dict[str, Any], source: str, out: Path) -> None:
     else:
         (kind, method), *_ = short.items()
         asked = _of_flags(*_method_of(kind, method, given.set))
+    from quire.compress.checkpoint.net import opened_here
     from quire.compress.pipelines.recipe_runner import compress as run_recipe
     from quire.core.progress import stage
-    from quire.model.describe import open_model
 
-    layers = open_model(source).spec.layers
+    layers = opened_here(source).spec.layers
     with stage("compress", len(asked.stages) * layers) as at:
         run_recipe(
             source, out, asked, lambda following: at.advance(note=following), restart=given.restart,
@@ -153,15 +153,15 @@ def _tell(source: str, out: Path) -> None:
 
 def _sweep(source: str, out: Path, files: list[Path], restart: bool) -> None:
     """Try the recipes of `files`, and draw them."""
+    from quire.compress.checkpoint.net import opened_here
     from quire.compress.pipelines.recipe_runner import sweep
     from quire.compress.recipes.parser import read_recipe
     from quire.core.progress import stage
-    from quire.model.describe import open_model
 
     recipes = {path.stem: read_recipe(path) for path in files}
     if len(recipes) < len(files):
         raise ConfigError("--frontier: two files have one name, by which a recipe is drawn", param="frontier")
-    layers = open_model(source).spec.layers
+    layers = opened_here(source).spec.layers
     stages = sum(len(recipe.stages) for name, recipe in recipes.items() if not (out / name).exists())
     with stage("compress", layers * stages) as at:
         drawn = sweep(source, out, recipes, lambda following: at.advance(note=following), restart=restart)

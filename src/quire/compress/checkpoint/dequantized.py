@@ -25,6 +25,7 @@ from quire.model.disk.hf_config import read_json
 from quire.model.disk.renamed_tensors import Rewrite, Rewritten
 from quire.model.disk.stacked import StackedSource
 from quire.model.families.find import read_spec
+from quire.model.families.mtp import mtp_beginning
 from quire.model.families.row import Family
 from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import DISK_ROLES, FUSED, Share, disk_rows
@@ -122,7 +123,8 @@ class PlainCheckpoint:
 
 
 def as_plain_checkpoint(opened: ModelHeaders) -> PlainCheckpoint:
-    """Return `opened` as plain tensors: as it is where it is not quantized, else dequantized."""
+    """Return `opened` as plain tensors: as it is where it is not quantized, with its layer that drafts; else
+    dequantized, without."""
     if opened.folder.is_file():
         gguf = GgufModel.open(opened.folder)
         raw = gguf.config() | {"pad_token_id": special_ids(gguf.file).get("pad_token")}
@@ -131,10 +133,18 @@ def as_plain_checkpoint(opened: ModelHeaders) -> PlainCheckpoint:
     raw = read_json(opened.folder / "config.json")
     if opened.scheme is DENSE:
         base = Checkpoint(opened.folder)
+        drafts = {name: base.infos[name] for name in draft_tensors(opened, base.infos)}
         drop_layers_beyond(base.infos, opened.spec, opened.family)
+        base.infos |= drafts
         return PlainCheckpoint(opened, base, raw)
     raw.pop("quantization_config", None)
     return _dequantized(opened, opened.spec, replace(opened.family, stacks={}), raw)
+
+
+def draft_tensors(opened: ModelHeaders, names: Iterable[str]) -> list[str]:
+    """Return those of `names`, which lie in the model's own files, that are of its layer that drafts."""
+    beginning = mtp_beginning(opened.family, opened.spec.layers) if opened.mtp is not None else ""
+    return [name for name in names if beginning and name.startswith(beginning)]
 
 
 def _dequantized(opened: ModelHeaders, spec: ModelSpec, family: Family, raw: dict[str, Any]) -> PlainCheckpoint:

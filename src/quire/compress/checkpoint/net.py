@@ -23,6 +23,7 @@ from quire.core.plan import STORES
 from quire.model.batch import Batch
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import resolve
+from quire.model.disk.headers import ModelHeaders
 from quire.model.families.rope import shared_tables, short_reach
 from quire.model.load.builders import BLOCKS, load_decoder, load_layer
 from quire.model.load.encoder import load_encoder
@@ -76,6 +77,18 @@ class _SiteReader(WeightReader):
         self.ops.site = MatrixSite(roles, layer)
 
 
+def opened_here(model: str) -> ModelHeaders:
+    """Headers of `model`; `ModelError` as of `open_model`, and for a model that runs by the code of transformers."""
+    found = borrowed_headers(resolve(model))
+    if found is not None:
+        name = found.spec.family
+        raise ModelError(
+            f"{found.folder}: {name!r} runs by the code of transformers, whose layers are not known here; serve it "
+            "with --quantization int8, or compress a model of docs/models/families.md"
+        )
+    return open_model(model)
+
+
 class Net:
     """The decoder of a model, and its encoder if it has one, as functions of `tensors`, in f32.
 
@@ -103,11 +116,7 @@ class Net:
         `dtype`: of floating-point tensors. `ModelError` for what cannot be read, and for models that run by the code of
         transformers, which have no roles.
         """
-        found = borrowed_headers(resolve(model))
-        if found is not None:
-            name = found.spec.family
-            raise ModelError(f"{found.folder}: {name!r} runs by the code of transformers; use a family of the table")
-        opened = open_model(model)
+        opened = opened_here(model)
         if opened.vision is not None:
             raise ModelError(
                 f"{opened.folder}: takes images; the workbench reads decoders alone, and would write a model without "

@@ -33,7 +33,7 @@ from quire.core import progress
 from quire.core.config import EngineConfig, ModelConfig
 from quire.core.errors import ConfigError
 from quire.core.files import sampled_digest
-from quire.model.disk.checkpoint import EMBEDDED, resolve
+from quire.model.disk.checkpoint import EMBEDDED, Checkpoint, resolve
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -98,6 +98,9 @@ def check_layers(source: str, recipe: Recipe) -> None:
     reshaped = next((stage for stage in recipe.stages if isinstance(stage, Structured | Distil)), None)
     if isinstance(reshaped, Structured):
         check_structured(net.spec, reshaped)
+    if net.opened.mtp is not None and (reshaped is not None or not isinstance(net.tensors.source, Checkpoint)):
+        why = "it is made for the whole model" if reshaped is not None else "of quantized models it is not read"
+        log.warning("%s: written without the layer that drafts: %s", net.name, why)
     reader = next((layer for layer in range(net.spec.layers) if net.reads(layer)), None)
     for number, stage in enumerate(recipe.stages, 1):
         if reader is not None and stage.by_layer:

@@ -174,7 +174,8 @@ class PackedTensors(LazyTensors):
                 self._parts[name], self._kinds[name] = matrix, (tensor.dtype, tuple(tensor.shape))
             laid[matrix.base] = matrix
             taken.add(matrix.name)
-        for (role, _), parts in net.opened.claim.parts.items():
+        drafts = () if net.opened.mtp is None else net.opened.mtp.claim.parts.items()
+        for (role, _), parts in (*net.opened.claim.parts.items(), *drafts):
             base = parts.get("weight", "").removesuffix(".weight")
             if DISK_ROLES[role].kind == "linear" and base:
                 laid.setdefault(base, None)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.compress.calibration.hidden_states import HiddenStates
+from quire.compress.checkpoint.dequantized import draft_tensors
 from quire.compress.checkpoint.linear_weights import linear_weights
 from quire.compress.checkpoint.net import Net, checkpoint_dtype
 from quire.compress.pipelines.layerwise import LayerModifier, observe_inputs, per_matrix
@@ -44,10 +45,13 @@ def run_structured(context: StageContext, stage: Structured) -> None:
     for layer in range(net.spec.layers):
         for matrix in linear_weights(net, layer):
             matrix.check(net)
-    spec, tensors, config = net.spec, dict(net.tensors), dict(net.config)
+    drafts = set(draft_tensors(net.opened, net.tensors))
+    spec, config = net.spec, dict(net.config)
+    tensors = {name: tensor for name, tensor in net.tensors.items() if name not in drafts}
     check_structured(spec, stage)
     rows = context.rows().tokens
     elements = ELEMENT_SCORES[stage.score](net, rows, context.spill) if stage.score in ELEMENT_SCORES else {}
+    elements = {name: scores for name, scores in elements.items() if name in tensors}
     if stage.channels:
         width = max(1, round(spec.intermediate * (1 - stage.channels) / CHANNEL_MULTIPLE)) * CHANNEL_MULTIPLE
         kept = keep_best(channel_scores(elements, net.config), min(width, spec.intermediate))
