@@ -70,5 +70,6 @@ def _mlp(spec: ModelSpec, intermediate: int, fused: bool) -> int:
     routing = spec.moe.routing
     if any(spec.moe.sparse):
         shared = 3 * spec.moe.shared + spec.hidden if spec.moe.shared else 0
-        return spec.hidden * (1 + routing.top_k) + 3 * spec.moe.choices + 4 * routing.top_k + shared
+        made = (2 if spec.moe.idle else 1) * routing.top_k  # by pairs, which are summed apart where some are of none
+        return spec.hidden * (1 + made) + 3 * spec.moe.choices + 4 * routing.top_k + shared
     return spec.hidden + (0 if fused else 3 * intermediate)

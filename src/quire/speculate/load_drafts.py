@@ -257,7 +257,8 @@ def _first_layers(target: Model, layers: int) -> Model:
     if layers >= len(decoder.layers):
         raise _error(f"layers {layers} must be fewer than the model's {len(decoder.layers)}")
     if not target.spec.begins(layers):
-        raise _error(f"layers {layers} cuts a layer of the files in parts; use {layers - 1} or {layers + 1}")
+        near = [str(n) for n in (layers - 1, layers + 1) if 0 < n < len(decoder.layers)]
+        raise _error(f"layers {layers} cuts a layer of the files in parts; use {' or '.join(near) or 'another method'}")
     return changed(target, decoder=changed(decoder, layers=decoder.layers[:layers]))
 
 

@@ -93,4 +93,4 @@ class FollowingAttention:
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; latents and rotated keys of the rows are written to `cache`."""
         made = self.attention.query(ops, h), layer.qkv(ops, h)
-        return self.attention.attended(ops, layer, made, batch, cache, wanted, self.last.tokens)
+        return layer.o(ops, self.attention.values(ops, layer, made, batch, cache, wanted, self.last.tokens))

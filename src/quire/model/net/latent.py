@@ -36,20 +36,8 @@ class LatentAttention:
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; latents and rotated keys of the rows are written to `cache`."""
-        return self.attended(ops, layer, (self.query(ops, h), layer.qkv(ops, h)), batch, cache, wanted)
-
-    def attended(
-        self,
-        ops: Ops,
-        layer: Layer,
-        made: tuple[Array, Array],
-        batch: Batch,
-        cache: LayerCache,
-        wanted: Wanted,
-        tokens: Array | None = None,
-    ) -> Array:
-        """What `values` gives through the layer's last matrix; -> [R, hidden]."""
-        return layer.o(ops, self.values(ops, layer, made, batch, cache, wanted, tokens))
+        made = self.query(ops, h), layer.qkv(ops, h)
+        return layer.o(ops, self.values(ops, layer, made, batch, cache, wanted))
 
     def values(
         self,
