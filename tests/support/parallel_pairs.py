@@ -123,6 +123,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "chunks, experts whose scores scale rows": {"model": "chunks"},
     "experts beside an MLP": {"model": "beside_an_mlp"},
     "experts that pass a layer by": {"model": "passing"},
+    "per-layer embeddings": {"model": "layer_inputs"},
     "experts": {"model": "experts"},
     "experts, int8": {"model": "experts", "quantization": "int8"},
     "experts, int8 KV": {"model": "experts", "kv_cache_dtype": "int8"},
@@ -214,7 +215,7 @@ class Folders:
         families = TINY | {"gemma4": GEMMAS["gemma4"], "encoder": ("t5", ENCODERS["t5"][1]), "llama": ("llama", {})}
         families |= {"hybrid_experts": MIXTURES["qwen3_next"], "chunks": CHUNKED["llama4"]}
         families |= {"decays": MIXTURES["minimax_factors"], "beside_an_mlp": GEMMAS["gemma4_experts"]}
-        families["passing"] = LATENTS["longcat_flash"]
+        families |= {"passing": LATENTS["longcat_flash"], "layer_inputs": GEMMAS["gemma4_layer_inputs"]}
         family, facts = families[name]
         more = {} if name == "encoder" else {"max_position_embeddings": 256}
         write(path, family, **facts | more, dtype=torch.float32)

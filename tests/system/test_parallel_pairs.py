@@ -10,7 +10,12 @@ from oracle import BACKENDS
 from parallel_pairs import FEATURES, PAGE, SIZES, WAYS, Folders, excluded, of_the_table, right, told
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
-OFTEN = (("windows", "stages 2"), ("experts beside an MLP", "tensor 2, sequence"), ("states alone", "stages 2"))
+OFTEN = (
+    ("windows", "stages 2"),
+    ("experts beside an MLP", "tensor 2, sequence"),
+    ("states alone", "stages 2"),
+    ("per-layer embeddings", "tensor 2, stages 2"),
+)
 """What every run tries; the slow one tries all."""
 PAIRS = [
     pytest.param(feature, way, marks=[] if (feature, way) in OFTEN else [pytest.mark.slow])

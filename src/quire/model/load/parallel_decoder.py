@@ -19,6 +19,7 @@ from quire.model.net.decoder import Attend, Decoder, Layer, MlpAlone
 from quire.model.net.encoder import Encoder
 from quire.model.net.expert_parallel import ExpertParallel
 from quire.model.net.inner_norms import over_ranks
+from quire.model.net.layer_ending import InputsOfTokens
 from quire.model.net.lightning import LightningAttention
 from quire.model.net.moe import BESIDE, MoeMlp, experts_of, with_experts
 from quire.model.net.parts import Embedding, Mlp, NoNorm, Normed, ReplacingNorm, RowChange, RowNorm
@@ -127,8 +128,7 @@ def _pipeline_stage(decoder: Decoder, spec: ModelSpec, comm: Comm, share: Share)
 def _expert_parallel(decoder: Decoder, moe: MoE, division: Division, comm: Comm) -> Decoder:
     """Divide experts, whose pairs are computed by who holds them."""
     experts = moe.routing.experts
-    counts = np.zeros((len(decoder.layers), experts + comm.world + 1), np.int64)
-    counted, layers = counts, list[Layer]()
+    counted, layers = np.zeros((len(decoder.layers), experts + comm.world + 1), np.int64), list[Layer]()
     for i, layer in enumerate(decoder.layers):
         mlp = layer.mlp
         if (own := experts_of(mlp)) is not None:
@@ -168,7 +168,11 @@ def _tensor_parallel(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: boo
     else:
         layers = [_tensor_parallel_layer(layer, comm) for layer in normed]
     embed, head = VocabParallelEmbedding(decoder.embed, comm), VocabParallelHead(decoder.head, comm, widths)
-    return replace(decoder, embed=embed, layers=tuple(layers), head=head)
+    inputs = decoder.inputs
+    if isinstance(inputs, InputsOfTokens):
+        assert isinstance(inputs.embed, Embedding), "as it was loaded"
+        inputs = replace(inputs, embed=VocabParallelEmbedding(inputs.embed, comm))
+    return replace(decoder, embed=embed, layers=tuple(layers), head=head, inputs=inputs)
 
 
 def _whole_rows(layer: Layer, spec: ModelSpec, ops: Ops, comm: Comm, step: int) -> Layer:
