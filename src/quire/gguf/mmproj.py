@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.core.errors import ModelError
 from quire.gguf.file import CLIP, GgufFile, is_gguf, kind_of
-from quire.gguf.projector_fields import IMAGE, READ, VISION, Fields
+from quire.gguf.projector_fields import IMAGE, READ, VISION, Field, Fields
 from quire.gguf.projector_types import PROJECTORS, ProjectorType
 
 KIND = "mmproj"
@@ -97,7 +97,7 @@ class Mmproj:
         return self._of(self.row.text)
 
     def _of(self, fields: Fields) -> dict[str, Any]:
-        found = {name: value(self) if callable(value) else value for name, value in fields.items()}
+        found = {name: how.read(self) if isinstance(how, Field) else how for name, how in fields.items()}
         return {name: value for name, value in found.items() if value is not None}
 
 

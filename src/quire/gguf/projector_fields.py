@@ -1,4 +1,5 @@
-"""Fields of JSON files as files that make rows of images say them: constants, and functions of a file's header.
+"""Fields of JSON files as files that make rows of images say them, both ways: constants, or what is read of a file's
+header and written for a folder.
 
 Keys are those of llama.cpp's gguf-py. `projector_types` has the table of them.
 """
@@ -6,119 +7,201 @@ Keys are those of llama.cpp's gguf-py. `projector_types` has the table of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 
 class Header(Protocol):
-    """What a file says. `infos`: shape of each tensor, slowest axis first."""
+    """What a file says."""
 
-    shapes: Mapping[str, tuple[int, ...]]
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of each tensor, slowest axis first."""
+        ...
 
     def get(self, key: str, default: Any = ...) -> Any:
         """The value of `clip.KEY`; `default` where there is none, an error if that is ... ."""
         ...
 
 
+@dataclass(frozen=True)
+class Said:
+    """What a folder says, with usual values: the inverse of a `Header`.
+
+    `vision`, `config`, `image`: the `vision_config`, all of config.json, and preprocessor_config.json. `merge`: patches
+    of a side that become one row. `taps`: the stream of the tower behind so many layers goes on.
+    """
+
+    vision: Mapping[str, Any]
+    config: Mapping[str, Any]
+    image: Mapping[str, Any]
+    merge: int
+    taps: tuple[int, ...]
+
+
+def _nothing(value: Any, said: Said) -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Field:
+    """`read(header)`: the value of a field by a file; None leaves it out. `write(value, said)`: values of keys below
+    "clip." for the `value` that a folder has, None if it has none. Where tensors say it, nothing is written."""
+
+    read: Callable[[Header], Any]
+    write: Callable[[Any, Said], Mapping[str, Any]] = _nothing
+
+
 Fields = Mapping[str, Any]
-"""Field of a JSON file -> its value, or a function of a `Header` that gives it; None leaves the field out."""
+"""Field of a JSON file -> its value, or a `Field`."""
 
 
-def key(name: str, default: Any = ...) -> Callable[[Header], Any]:
+def key(name: str, default: Any = ...) -> Field:
     """The value of `clip.vision.NAME`."""
-    return lambda header: header.get(f"vision.{name}", default)
+    name = f"vision.{name}"
+    return Field(lambda header: header.get(name, default), lambda value, said: {} if value is None else {name: value})
 
 
-def edges(*names: str, side: str, default: Any = ...) -> Callable[[Header], Any]:
+def side(name: str) -> Field:
+    """A number of pixels of a square's side, which folders may say twice."""
+    own = key(name)
+
+    def write(value: Any, said: Said) -> Mapping[str, Any]:
+        found = [*value.values()] if isinstance(value, Mapping) else value
+        return own.write(found[0] if isinstance(found, (list, tuple)) else found, said)
+
+    return Field(own.read, write)
+
+
+def merged(name: str, default: int) -> Field:
+    """How many patches of a side become one row."""
+    return Field(key(name, default).read, lambda value, said: {f"vision.{name}": said.merge})
+
+
+def edges(*names: str, side: str, default: Any = ...) -> Field:
     """An object with the same number, that of a key, under each of `names`."""
-    return lambda header: dict.fromkeys(names, header.get(f"vision.{side}", default))
+    own = key(side, default)
+
+    def write(value: Any, said: Said) -> Mapping[str, Any]:
+        return {} if side == SIDE or not isinstance(value, Mapping) else own.write(value.get(names[0]), said)
+
+    return Field(lambda header: dict.fromkeys(names, own.read(header)), write)
 
 
-def rows(tensor: str) -> Callable[[Header], Any]:
+SIDE = "image_size"
+"""The key of an image's side, which the tower's field says."""
+
+
+def bound(name: str, default: int, own: str, edge: str) -> Field:
+    """Pixels of an image, which folders say as `own`, or as `own` or `edge` within "size"."""
+
+    def write(value: Any, said: Said) -> Mapping[str, Any]:
+        size = said.image.get("size") or {}
+        found = next((v for v in (value, size.get(own), size.get(edge)) if v is not None), None)
+        return key(name).write(found, said)
+
+    return Field(key(name, default).read, write)
+
+
+def rows(tensor: str) -> Field:
     """How many rows a matrix has."""
-    return lambda header: header.shapes[tensor][-2] if tensor in header.shapes else None
+    return Field(lambda header: header.shapes[tensor][-2] if tensor in header.shapes else None)
 
 
-def has(tensor: str) -> Callable[[Header], Any]:
+def has(tensor: str) -> Field:
     """Whether there is this tensor."""
-    return lambda header: tensor in header.shapes
+    return Field(lambda header: tensor in header.shapes)
 
 
-def lacks(tensor: str) -> Callable[[Header], Any]:
+def lacks(tensor: str) -> Field:
     """Whether there is no such tensor."""
-    return lambda header: tensor not in header.shapes
+    return Field(lambda header: tensor not in header.shapes)
 
 
-def activation(gelu: str = "gelu", neither: str = "quick_gelu") -> Callable[[Header], Any]:
+def either(tensor: str, there: Any, gone: Any = None) -> Field:
+    """`there` where the file has a tensor, `gone` where not."""
+    return Field(lambda header: there if tensor in header.shapes else gone)
+
+
+def activation(gelu: str = "gelu", neither: str = "quick_gelu") -> Field:
     """The tower's: silu, what `use_gelu` means in the family, or what files mean that say neither."""
-    return lambda header: (
-        "silu" if header.get("use_silu", False) else gelu if header.get("use_gelu", False) else neither
-    )
+
+    def read(header: Header) -> Any:
+        return "silu" if header.get("use_silu", False) else gelu if header.get("use_gelu", False) else neither
+
+    def write(value: Any, said: Said) -> Mapping[str, Any]:
+        return {"use_silu": True} if value == "silu" else {"use_gelu": True} if value == gelu else {}
+
+    return Field(read, write)
 
 
-def width(header: Header) -> Any:
+def _width(header: Header) -> Any:
     """Width of the tower's MLP, which the key does not say in all files: the wider side of a matrix."""
     found = header.shapes.get("v.blk.0.ffn_up.weight")
     return header.get("vision.feed_forward_length") if found is None else max(found)
 
 
-def merged_rows(usual: int) -> Callable[[Header], Any]:
+def merged_rows(usual: int) -> Field:
     """Rows of a tile whose patches are joined in squares of `projector.scale_factor`, or `usual`, a side."""
 
     def count(header: Header) -> Any:
         side = header.get("vision.image_size") // header.get("vision.patch_size")
-        return (side // (header.get("vision.projector.scale_factor", usual) or 1)) ** 2
+        return (side // (header.get(f"vision.{SCALE}", usual) or 1)) ** 2
 
-    return count
-
-
-def ratio(header: Header) -> Any:
-    """One over `projector.scale_factor`."""
-    return 1 / (header.get("vision.projector.scale_factor", 2) or 1)
+    return Field(count, merged(SCALE, usual).write)
 
 
-def chosen(name: str) -> Callable[[Header], Any]:
+SCALE = "projector.scale_factor"
+RATIO = Field(lambda header: 1 / (header.get(f"vision.{SCALE}", 2) or 1), merged(SCALE, 2).write)
+"""One over `projector.scale_factor`."""
+
+
+def chosen(name: str) -> Field:
     """Places of the layers for which a list says yes."""
-    return lambda header: [i for i, on in enumerate(header.get(f"vision.{name}", ())) if on]
+
+    def write(value: Any, said: Said) -> Mapping[str, Any]:
+        return {f"vision.{name}": [i in (value or ()) for i in range(said.vision["num_hidden_layers"])]}
+
+    return Field(lambda header: [i for i, on in enumerate(header.get(f"vision.{name}", ())) if on], write)
 
 
-def whole_layers(header: Header) -> Any:
-    """Layers that see the whole image, each behind `n_wa_pattern` - 1 that see a window."""
+def _whole_layers(header: Header) -> Any:
     every = header.get("vision.n_wa_pattern")
     return list(range(every - 1, header.get("vision.block_count"), every)) if every else None
 
 
-def norm_kind(header: Header) -> Any:
-    """Norms with biases are layer norms."""
-    return "layer_norm" if "v.blk.0.ln1.bias" in header.shapes else "rms_norm"
+WHOLE_LAYERS = Field(_whole_layers, lambda value, said: {"vision.n_wa_pattern": value[0] + 1} if value else {})
+"""Layers that see the whole image, each behind `n_wa_pattern` - 1 that see a window."""
+NORM_KIND = Field(lambda header: "layer_norm" if "v.blk.0.ln1.bias" in header.shapes else "rms_norm")
+"""Norms with biases are layer norms."""
 
 
-def pairs(name: str) -> Callable[[Header], Any]:
-    """[height, width] of a list in which each width stands before its height."""
+def pairs(name: str) -> Field:
+    """[height, width] of a list in which each width stands before its height: sizes of images whose padding goes."""
 
     def read(header: Header) -> Any:
         flat = list(header.get(f"vision.{name}", ()))
         return [[high, wide] for wide, high in zip(flat[::2], flat[1::2], strict=False)] or None
 
-    return read
+    def write(value: Any, said: Said) -> Mapping[str, Any]:
+        flat = [side for high, wide in value or () for side in (wide, high)]
+        return {f"vision.{name}": flat, "vision.mm_patch_merge_type": "spatial_unpad"} if flat else {}
+
+    return Field(read, write)
 
 
-def either(tensor: str, there: Any, gone: Any = None) -> Callable[[Header], Any]:
-    """`there` where the file has a tensor, `gone` where not."""
-    return lambda header: there if tensor in header.shapes else gone
-
-
-def layers_read(header: Header) -> Any:
-    """The layers whose rows go on; files without a list lack those behind the last that does."""
-    return list(header.get("vision.feature_layer", ())) or -1
-
-
+LAYERS_READ = Field(
+    lambda header: list(header.get("vision.feature_layer", ())) or -1,
+    lambda value, said: {"vision.feature_layer": [*said.taps]},
+)
+"""The layers whose rows go on; files without a list lack those behind the last that does."""
 VISION: Fields = {
     "hidden_size": key("embedding_length"),
     "num_hidden_layers": key("block_count"),
     "num_attention_heads": key("attention.head_count"),
-    "intermediate_size": width,
-    "image_size": key("image_size"),
-    "patch_size": key("patch_size"),
+    "intermediate_size": Field(_width, key("feed_forward_length").write),
+    SIDE: side(SIDE),
+    "patch_size": side("patch_size"),
     "layer_norm_eps": key("attention.layer_norm_epsilon"),
 }
 """Fields of a `vision_config`."""
@@ -133,3 +216,11 @@ READ = frozenset({
     "vision.image_split_resolution",
 })  # fmt: skip
 """Keys below "clip." that are read for every type, or change nothing."""
+
+
+def written(fields: Fields, values: Mapping[str, Any], said: Said) -> dict[str, Any]:
+    """Values of keys below "clip." that files have for the `values` of fields."""
+    found = dict[str, Any]()
+    for name, how in fields.items():
+        found |= how.write(values.get(name), said) if isinstance(how, Field) else {}
+    return found

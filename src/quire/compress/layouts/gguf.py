@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from quire.compress.layouts.gguf_facts import facts_of, same, same_turns, whole_rope
+from quire.compress.layouts.gguf_images import decoders_of, images_file, write_images
 from quire.compress.layouts.gguf_pieces import Piece, lists_of, pieces_of, shape_of
 from quire.compress.layouts.gguf_values import Values
 from quire.compress.layouts.gguf_vocab import vocabulary
@@ -28,6 +29,7 @@ from quire.gguf.writer import TYPES, NewTensor, write_file, write_files
 from quire.model.describe import open_model
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_architectures import ARCHITECTURES
+from quire.model.disk.gguf_dense import SECTIONS
 from quire.model.disk.gguf_model import GgufModel
 from quire.model.disk.gguf_names import NAMES, NEXTN, ROPE_TENSORS, STILL, WINDOW
 from quire.model.disk.gguf_tensors import PLAIN
@@ -46,8 +48,10 @@ SHORT = "F16"
 """Format for rows that are no whole number of blocks of 32."""
 EXACT = ("positions", "relative_bias", "encoder_relative_bias")
 """Tables that are kept in F32."""
-UNTOLD = ("family", "norm", "interleaved_rope", "tied_head", "eos_token_ids", "rope")
-"""Facts that tensors or the vocabulary say, or that are compared in a way of their own."""
+UNTOLD = ("family", "norm", "interleaved_rope", "tied_head", "eos_token_ids", "rope", "sight")
+"""Facts that tensors or the vocabulary say, that are compared in a way of their own, or that the file of what makes
+rows of images says."""
+DEEP = "n_deepstack_layers"
 
 
 def write_gguf(
@@ -66,13 +70,14 @@ def write_gguf(
     beside block formats of fewer bits, and rows that are no whole number of blocks the format that llama.cpp takes
     instead; vectors and the matrices that choose experts, or make gates of heads, are F32. `kinds` gives matrices
     formats of their own, by their names ("model.layers.0.mlp.up_proj"; experts lie in one tensor, whose format is that
-    of the first). `name`: what the file calls the model, "" = the folder's. `imatrix`: a file of llama-imatrix, by
+    of the first). What makes rows of images becomes a second file beside `path` (`images_file`); where no file can, the
+    log says why. `name`: what the file calls the model, "" = the folder's. `imatrix`: a file of llama-imatrix, by
     which the errors of columns are weighted. `most`: bytes of a file at most, of several that are written in place of
-    `path` (`write_files`); 0 = one file. `weights` takes the place of the folder's
-    matrices, by the same names: codes stay as they are where the format has the same groups. One tensor is in memory at
-    a time, and the file is there whole or not at all. `ConfigError` for a family, a fact or a tokenizer that GGUF
-    cannot hold, for an unknown `kind`, and where the disk is full; `ModelError` for a folder that cannot be read and
-    for nan and inf, with the tensor's name.
+    `path` (`write_files`); 0 = one file. `weights` takes the place of the folder's matrices, by the same names: codes
+    stay as they are where the format has the same groups. One tensor is in memory at a time, and the file is there
+    whole or not at all. `ConfigError` for a family, a fact or a tokenizer that GGUF cannot hold, for an unknown `kind`,
+    and where the disk is full; `ModelError` for a folder that cannot be read and for nan and inf, with the tensor's
+    name.
     """
     weights, kinds = weights or {}, kinds or {}
     for one in (kind, *kinds.values()):
@@ -95,15 +100,21 @@ def write_gguf(
         log.warning("%s: written without the layer that drafts: %s", path.name, why)
     metadata = writer.metadata() | ({"general.name": name} if name else {})
     tensors = writer.tensors()
-    write_files(path, metadata, tensors, writer.data(), most or sum(tensor.nbytes for tensor in tensors))
+    files = write_files(path, metadata, tensors, writer.data(), most or sum(tensor.nbytes for tensor in tensors))
+    beside, form = images_file(path, kind)
+    why = write_images(opened, beside, files[0], metadata["general.name"], form)
+    if why:
+        log.warning("%s: written without a file for images: %s", path.name, why)
 
 
 def _architecture(opened: ModelHeaders) -> tuple[str, Architecture]:
-    """Return GGUF's name of the family, and how its reader takes it."""
-    family = opened.spec.family
-    for name, found in ARCHITECTURES.items():
-        if found.writes(opened.spec):
-            return name, found
+    """Return GGUF's name of the family, and how its reader takes it; of a decoder that takes images, one to which the
+    file for them belongs, if there is any."""
+    family, beside = opened.spec.family, decoders_of(opened)
+    written = [name for name, found in ARCHITECTURES.items() if found.writes(opened.spec)]
+    own = [name for name in beside if name in ARCHITECTURES and family in ARCHITECTURES[name].rows]
+    for name in (*(name for name in written if name in beside), *own, *written):
+        return name, ARCHITECTURES[name]
     known = sorted({row for a in ARCHITECTURES.values() if not a.read_only for row in a.rows})
     raise ConfigError(f"{opened.folder}: a model of {family!r} cannot be written as GGUF; can be: {', '.join(known)}")
 
@@ -148,6 +159,10 @@ class _Writer:
             f"{self.arch}.{key}": value for key, value in facts_of(self.opened, self.architecture, self.drafts).items()
         }
         found |= lists_of(self.opened, self.architecture)
+        if spec.sight.sections and SECTIONS in self.architecture.known:
+            found[f"{self.arch}.{SECTIONS}"] = np.array([*spec.sight.sections, 0], np.int32)
+        if DEEP in self.architecture.known:
+            found[f"{self.arch}.{DEEP}"] = spec.sight.deep
         found |= vocabulary(self.opened.folder, spec.vocab_size, spec.bos_token_id, spec.eos_token_ids)
         if found.get(f"{self.arch}.{WINDOW[0]}") and WINDOW[1] in self.architecture.extra:
             found[f"{self.arch}.{WINDOW[1]}"] = np.array([window > 0 for window in spec.windows])

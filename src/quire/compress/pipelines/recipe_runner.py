@@ -27,13 +27,16 @@ from quire.compress.pipelines.stage_io import StageContext
 from quire.compress.pipelines.structured_pruning import check_structured
 from quire.compress.pipelines.training import ADAPTER_CONFIG
 from quire.compress.recipes.parser import Recipe
-from quire.compress.recipes.stages import Distil, Stage, Structured
+from quire.compress.recipes.stages import Distil, Gguf, Stage, Structured
 from quire.compress.tracking.journal import WorkFolder, code_digest
 from quire.core import progress
 from quire.core.config import EngineConfig, ModelConfig
 from quire.core.errors import ConfigError
 from quire.core.files import sampled_digest
+from quire.gguf.mmproj import KIND as MMPROJ
+from quire.model.describe import open_model
 from quire.model.disk.checkpoint import EMBEDDED, Checkpoint, resolve
+from quire.model.transformers_backend.detect import borrowed_headers
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -94,6 +97,9 @@ def check_layers(source: str, recipe: Recipe) -> None:
     `ConfigError` where a stage is to run layers of the model one by one that read what others made, or takes out what
     the model cannot lose. A stage checks itself what it takes of another shape than the source's.
     """
+    files_alone = all(isinstance(stage, Gguf) for stage in recipe.stages)
+    if files_alone and borrowed_headers(resolve(source)) is None and open_model(source).vision is not None:
+        return  # what makes rows of images is written, too
     net = Net.open(source)
     reshaped = next((stage for stage in recipe.stages if isinstance(stage, Structured | Distil)), None)
     if isinstance(reshaped, Structured):
@@ -130,7 +136,7 @@ def measure_passport(source: str, made: Path, name: str, recipe: Recipe, text: C
     The text is the held-out part of the text that the recipe calibrates on, where that is shipped, and else of the
     general one. `text`: the calibration text.
     """
-    file = next(made.glob("*.gguf"), made)
+    file = next((path for path in made.glob("*.gguf") if not path.name.startswith(MMPROJ)), made)
     served, beside = (EngineConfig(model=ModelConfig(model=str(m))) for m in (file, source))
     if recipe.calibration.text == "python":
         texts, origin = dict(list(heldout_texts(EMBEDDED).items())[:TEXTS]), "modules of Python's standard library"

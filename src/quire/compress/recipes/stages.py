@@ -206,7 +206,8 @@ class Gguf(Stage, frozen=True, kw_only=True):
 
     `imatrix` names a file of llama-imatrix (GGUF, or the older .dat). Columns that had large activations then count
     more where a scale is searched for. `split_gb`: write files of at most so many GB (10^9 bytes) of tensors, named
-    as llama-gguf-split names them (-00001-of-00003); 0 = one file.
+    as llama-gguf-split names them (-00001-of-00003); 0 = one file. A model that takes images gets a second file,
+    `mmproj-NAME-F16.gguf`.
     """
 
     format: GgufFormat = "Q4_K"

@@ -33,10 +33,11 @@ from quire.features.images.edge_image_sources import (
 from quire.gguf.file import GgufFile
 from quire.gguf.mmproj import Mmproj
 from quire.images.decoding import DecodeLimits, read_image
-from quire.images.processor_config import SettingFields, Settings
+from quire.images.processor_config import Settings
 from quire.images.prompt import ImagePrompts, PreparedImage, open_image_prompts
 from quire.model.disk.hf_config import read_json
 from quire.model.families.text_parts import text_part
+from quire.model.vision.mmproj import settings_of
 from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -233,11 +234,7 @@ def _settings(info: EngineInfo) -> Settings | None:
     """What the mmproj file of a GGUF model says of images."""
     if not info.mmproj:
         return None
-    found = Mmproj.open(Path(info.mmproj))
-    decoder = GgufFile(Path(info.folder))
-    config = found.config(str(decoder.metadata.get("general.architecture")), decoder.path.name)
-    image, text, whole = (SettingFields(said, info.mmproj) for said in (found.image, found.text, config))
-    return Settings(image, text, whole)
+    return settings_of(Mmproj.open(Path(info.mmproj)), GgufFile(Path(info.folder)))
 
 
 def _refused(info: EngineInfo, prompts: ImagePrompts | None) -> str:

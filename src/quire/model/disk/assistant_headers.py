@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import Checkpoint, float_dtype, resolve
 from quire.model.disk.claim import claim
+from quire.model.disk.gguf_assistant import open_assistant_file
 from quire.model.disk.headers import ModelHeaders
 from quire.model.disk.hf_config import read_json
 from quire.model.disk.renamed_tensors import Rewritten
@@ -18,11 +19,11 @@ from quire.store.hub import Hub
 
 
 def open_assistant(model: str, hub: Hub) -> ModelHeaders:
-    """Read config and headers of `model`, a folder or a hub name, and claim every tensor; `ModelError` where it drafts
-    for no other model, or where tensors are missing, left over or of other sizes."""
+    """Read config and headers of `model`, a folder, a GGUF file or a hub name, and claim every tensor; `ModelError`
+    where it drafts for no other model, or where tensors are missing, left over or of other sizes."""
     folder = resolve(model, hub)
     if folder.is_file():
-        raise ModelError(f"{folder} is GGUF; a model that drafts by the method mtp is read from its original folder")
+        return open_assistant_file(folder)
     path = folder / "config.json"
     spec, family, config = read_assistant(read_json(path), str(path))
     checkpoint = Checkpoint(folder)

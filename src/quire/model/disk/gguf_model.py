@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -66,17 +66,18 @@ class GgufModel:
     keys: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, path: Path) -> GgufModel:
-        """Read the header; `ModelError` for a file, an architecture or a key that cannot be read."""
+    def open(cls, path: Path, known: Mapping[str, Architecture] = ARCHITECTURES) -> Self:
+        """Read the header; `ModelError` for a file, an architecture that is not `known`, or a key that cannot be
+        read."""
         files = open_files(path)
         file = files[0]
         name = file.metadata.get("general.architecture")
         if name == CLIP:
             raise file.fail("general.architecture", "is that of a mmproj file, which --mmproj names beside its model")
-        if not isinstance(name, str) or name not in ARCHITECTURES:
-            why = why_no_gguf(str(name)) or alike(str(name), ARCHITECTURES)
+        if not isinstance(name, str) or name not in known:
+            why = why_no_gguf(str(name)) or alike(str(name), known)
             raise file.fail("general.architecture", f"{name!r:.40} is not supported; {why}")
-        found = cls(file, GgufTensors(files), ARCHITECTURES[name], f"{name}.")
+        found = cls(file, GgufTensors(files), known[name], f"{name}.")
         fixed = found.architecture.fixed
         for key, value in file.metadata.items():
             below = key.removeprefix(found.prefix)
@@ -112,6 +113,10 @@ class GgufModel:
             key = f"{self.prefix}{self._fields[name]} ({name})"
             message = error.message.replace(f"{where}: {name}: ", f"{where}: {key}: ", 1)
             raise ModelError(message) from None
+        return *self.as_stored(spec, family), config
+
+    def as_stored(self, spec: ModelSpec, family: Family) -> tuple[ModelSpec, Family]:
+        """Spec and family of a model as files of this format have it."""
         norm = spec.norm.removesuffix("1p")
         spec = replace(spec, norm=norm, interleaved_rope=self.architecture.interleaved)
         names = names_of(family.names, self.tensors.headers, self.architecture.called(spec))
@@ -120,7 +125,7 @@ class GgufModel:
         family = replace(family, names=names, required=required, grouped_qkv=False, prefix="", mtp=mtp)
         beyond = tuple(names["layer"].format(spec.layers + i) for i in range(self.get(NEXTN) or 0))
         family = replace(as_in_files(family, self.architecture), skipped=(*self.architecture.skipped, *beyond))
-        return spec, family, config
+        return spec, family
 
     def get(self, below: str) -> Any:
         """The value of a key under the architecture's name; an array whose entries are all the same is one value."""

@@ -51,12 +51,14 @@ LACKS: Mapping[str, str] = {
     "zaya": "convolutions of queries and keys, and routers that read those of the layer before",
 }
 """Model types and architectures -> what a row of theirs would need that no family of the table has."""
+BESIDE = ALONE.replace("FOLDER", "FILE")
 DRAFTS = "it drafts for another model, and of those only folders are read"
 DIFFUSES = "it fills in text from all sides at once, by diffusion, and here text is made from left to right"
 SPEAKS = "it makes sound, which nothing here does"
 VECTORS = "it makes vectors or is an encoder, and of those no GGUF file is read; give the original folder"
 UNTOLD: dict[str, str] = {
-    **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), DRAFTS),
+    **dict.fromkeys(("dflash", "eagle3"), DRAFTS),
+    "gemma4-assistant": BESIDE,
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), DIFFUSES),
     **dict.fromkeys(("pockettts", "qwen3tts", "wavtokenizer-dec"), SPEAKS),
     "llama-embed": VECTORS,

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from quire.core.errors import ModelError
+from quire.gguf.file import GgufFile
 from quire.gguf.mmproj import Mmproj
-from quire.images.processor_config import SettingFields
+from quire.images.processor_config import SettingFields, Settings
 from quire.model.disk.gguf_dense import SECTIONS
 from quire.model.disk.gguf_model import GgufModel
 from quire.model.disk.headers import VisionHeaders
@@ -95,6 +96,13 @@ def open_mmproj(found: Mmproj, text: GgufModel, spec: ModelSpec) -> tuple[Vision
         sum(tensor.nbytes for tensor in found.file.tensors.values()),
     )
     return headers, table.sight(_text(text, where), vision_config(raw, where))
+
+
+def settings_of(found: Mmproj, decoder: GgufFile) -> Settings:
+    """What a mmproj file, beside that of its `decoder`, says of cutting images and of prompts with them."""
+    config = found.config(str(decoder.metadata.get("general.architecture")), decoder.path.name)
+    where = str(found.file.path)
+    return Settings(SettingFields(found.image, where), SettingFields(found.text, where), SettingFields(config, where))
 
 
 def names_of(roles: Collection[str], tensors: Collection[str], own: Mapping[str, str]) -> dict[str, str]:
