@@ -67,8 +67,7 @@ class GgufModel:
 
     @classmethod
     def open(cls, path: Path, known: Mapping[str, Architecture] = ARCHITECTURES) -> Self:
-        """Read the header; `ModelError` for a file, an architecture that is not `known`, or a key that cannot be
-        read."""
+        """Read the header; `ModelError` for a file, an architecture (not `known`) or a key that cannot be read."""
         files = open_files(path)
         file = files[0]
         name = file.metadata.get("general.architecture")
@@ -117,12 +116,10 @@ class GgufModel:
 
     def as_stored(self, spec: ModelSpec, family: Family) -> tuple[ModelSpec, Family]:
         """Spec and family of a model as files of this format have it."""
-        norm = spec.norm.removesuffix("1p")
-        spec = replace(spec, norm=norm, interleaved_rope=self.architecture.interleaved)
+        spec = replace(spec, norm=spec.norm.removesuffix("1p"), interleaved_rope=self.architecture.interleaved)
         names = names_of(family.names, self.tensors.headers, self.architecture.called(spec))
         required = tuple(part for name in (*family.required, *self.architecture.required) for part in _unfused(name))
-        mtp = None if family.mtp is None else GGUF_NEXTN
-        family = replace(family, names=names, required=required, grouped_qkv=False, prefix="", mtp=mtp)
+        family = replace(family, names=names, required=required, grouped_qkv=False, prefix="")
         beyond = tuple(names["layer"].format(spec.layers + i) for i in range(self.get(NEXTN) or 0))
         family = replace(as_in_files(family, self.architecture), skipped=(*self.architecture.skipped, *beyond))
         return spec, family
@@ -313,7 +310,8 @@ class GgufModel:
 
 def as_in_files(family: Family, own: Architecture) -> Family:
     """The family without what only folders have, and with what is done to numbers of files."""
-    family = replace(family, buffers=(), rewrites=(), stacks={}, transposed=False)
+    mtp = None if family.mtp is None else GGUF_NEXTN
+    family = replace(family, buffers=(), rewrites=(), stacks={}, transposed=False, mtp=mtp)
     return replace(family, orders=own.orders, rates=own.rates, rate_sign=own.rate_sign)
 
 
