@@ -25,7 +25,7 @@ class Header(Protocol):
 
 
 @dataclass(frozen=True)
-class Said:
+class FolderSettings:
     """What a folder says, with usual values: the inverse of a `Header`.
 
     `vision`, `config`, `image`: the `vision_config`, all of config.json, and preprocessor_config.json. `merge`: patches
@@ -39,7 +39,7 @@ class Said:
     taps: tuple[int, ...]
 
 
-def _nothing(value: Any, said: Said) -> Mapping[str, Any]:
+def _nothing(value: Any, said: FolderSettings) -> Mapping[str, Any]:
     return {}
 
 
@@ -49,7 +49,7 @@ class Field:
     "clip." for the `value` that a folder has, None if it has none. Where tensors say it, nothing is written."""
 
     read: Callable[[Header], Any]
-    write: Callable[[Any, Said], Mapping[str, Any]] = _nothing
+    write: Callable[[Any, FolderSettings], Mapping[str, Any]] = _nothing
 
 
 Fields = Mapping[str, Any]
@@ -66,7 +66,7 @@ def side(name: str) -> Field:
     """A number of pixels of a square's side, which folders may say twice."""
     own = key(name)
 
-    def write(value: Any, said: Said) -> Mapping[str, Any]:
+    def write(value: Any, said: FolderSettings) -> Mapping[str, Any]:
         found = [*value.values()] if isinstance(value, Mapping) else value
         return own.write(found[0] if isinstance(found, (list, tuple)) else found, said)
 
@@ -82,7 +82,7 @@ def edges(*names: str, side: str, default: Any = ...) -> Field:
     """An object with the same number, that of a key, under each of `names`."""
     own = key(side, default)
 
-    def write(value: Any, said: Said) -> Mapping[str, Any]:
+    def write(value: Any, said: FolderSettings) -> Mapping[str, Any]:
         return {} if side == SIDE or not isinstance(value, Mapping) else own.write(value.get(names[0]), said)
 
     return Field(lambda header: dict.fromkeys(names, own.read(header)), write)
@@ -95,7 +95,7 @@ SIDE = "image_size"
 def bound(name: str, default: int, own: str, edge: str) -> Field:
     """Pixels of an image, which folders say as `own`, or as `own` or `edge` within "size"."""
 
-    def write(value: Any, said: Said) -> Mapping[str, Any]:
+    def write(value: Any, said: FolderSettings) -> Mapping[str, Any]:
         size = said.image.get("size") or {}
         found = next((v for v in (value, size.get(own), size.get(edge)) if v is not None), None)
         return key(name).write(found, said)
@@ -129,7 +129,7 @@ def activation(gelu: str = "gelu", neither: str = "quick_gelu") -> Field:
     def read(header: Header) -> Any:
         return "silu" if header.get("use_silu", False) else gelu if header.get("use_gelu", False) else neither
 
-    def write(value: Any, said: Said) -> Mapping[str, Any]:
+    def write(value: Any, said: FolderSettings) -> Mapping[str, Any]:
         return {"use_silu": True} if value == "silu" else {"use_gelu": True} if value == gelu else {}
 
     return Field(read, write)
@@ -159,7 +159,7 @@ RATIO = Field(lambda header: 1 / (header.get(f"vision.{SCALE}", 2) or 1), merged
 def chosen(name: str) -> Field:
     """Places of the layers for which a list says yes."""
 
-    def write(value: Any, said: Said) -> Mapping[str, Any]:
+    def write(value: Any, said: FolderSettings) -> Mapping[str, Any]:
         return {f"vision.{name}": [i in (value or ()) for i in range(said.vision["num_hidden_layers"])]}
 
     return Field(lambda header: [i for i, on in enumerate(header.get(f"vision.{name}", ())) if on], write)
@@ -183,7 +183,7 @@ def pairs(name: str) -> Field:
         flat = list(header.get(f"vision.{name}", ()))
         return [[high, wide] for wide, high in zip(flat[::2], flat[1::2], strict=False)] or None
 
-    def write(value: Any, said: Said) -> Mapping[str, Any]:
+    def write(value: Any, said: FolderSettings) -> Mapping[str, Any]:
         flat = [side for high, wide in value or () for side in (wide, high)]
         return {f"vision.{name}": flat, "vision.mm_patch_merge_type": "spatial_unpad"} if flat else {}
 
@@ -218,7 +218,7 @@ READ = frozenset({
 """Keys below "clip." that are read for every type, or change nothing."""
 
 
-def written(fields: Fields, values: Mapping[str, Any], said: Said) -> dict[str, Any]:
+def written(fields: Fields, values: Mapping[str, Any], said: FolderSettings) -> dict[str, Any]:
     """Values of keys below "clip." that files have for the `values` of fields."""
     found = dict[str, Any]()
     for name, how in fields.items():

@@ -20,7 +20,7 @@ from quire.core.errors import ConfigError, ModelError
 from quire.gguf.encode import encode
 from quire.gguf.file import CLIP
 from quire.gguf.mmproj import KIND, Mmproj
-from quire.gguf.projector_fields import IMAGE, VISION, Said, written
+from quire.gguf.projector_fields import IMAGE, VISION, FolderSettings, written
 from quire.gguf.projector_types import PROJECTORS, ProjectorType
 from quire.gguf.writer import NewTensor, write_file
 from quire.images.processor_config import Settings, image_settings, read_settings
@@ -97,7 +97,7 @@ class Images:
         keys |= written(VISION, told.vision, told) | written(row.vision, told.vision, told)
         return found | {f"{CLIP}.{key}": _typed(value) for key, value in keys.items()}
 
-    def _told(self) -> Said:
+    def _told(self) -> FolderSettings:
         """What the folder says, its usual values included."""
         spec, said = self.vision.tower.spec, self.said
         image = image_settings(self.opened.folder)
@@ -117,7 +117,7 @@ class Images:
         vision |= {"rope_theta": float(spec.rope[0].theta)} if spec.layers and spec.rope[0].dim else {}
         means = {"image_mean": list(pixels.mean), "image_std": list(pixels.std)}
         cut = {} if image is None else image.values
-        return Said(vision, self.raw, {**cut, **means}, patches.merge, self.vision.reading.taps)
+        return FolderSettings(vision, self.raw, {**cut, **means}, patches.merge, self.vision.reading.taps)
 
     def tensors(self) -> Iterator[tuple[str, str, str, Floats]]:
         """Name, role and part of each tensor of the file, and its numbers, f32."""
