@@ -24,7 +24,7 @@ CLUSTERS = "masked_embd_"
 
 
 def _layers(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
-    """As of the model itself; layers that see everything have heads of their own where these are others."""
+    """Fields of the decoder: layers that see everything have heads of their own where their number is another."""
     found = layers_of_gemma4(raw, has)
     return found | {"attention_k_eq_v": found["num_global_key_value_heads"] != found[KV_HEADS]}
 
