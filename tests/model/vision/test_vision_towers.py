@@ -19,7 +19,9 @@ from quire.ops.backend import Ops, open_backend
 from vision_models import FAMILIES, family_of
 from vision_oracle import CASES, SHAPES, Made, any_size, prompt_image, see
 
-TOLERANCE = 1e-4
+TOLERANCE = 1e-5
+ROUNDED = {"gemma4": 3e-5}
+"""Where rounding alone is more: transformers' own features in f32 are 1.4e-5 from those in f64."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def test_features_equal_transformers(
     assert model.vision is not None and model.vision.width == want.shape[1]
     got = see(model, shown)
     assert got.shape == want.shape and got.dtype is torch.float32
-    assert relative_error(got, want) <= TOLERANCE
+    assert relative_error(got, want) <= ROUNDED.get(name, TOLERANCE)
     assert torch.equal(see(model, shown), got)
 
 
