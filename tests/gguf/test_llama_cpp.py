@@ -85,10 +85,12 @@ def test_greedy_generations(model: str, name: str, peer: Peer, files: Path, tmp_
     if number is not None:
         peer.ask(do="quantize", source=str(files / f"{model}.F32.gguf"), out=str(path), format=number)
     prompts = [prompt(11, 1), prompt(5, 2), [1]]
-    answer = peer.ask(do="generate", model=str(path), prompts=prompts, steps=STEPS, logits=str(tmp_path / "logits.npy"))
+    tensors = GgufFile(path).tensors
+    asked = {"do": "generate", "prompts": prompts, "steps": STEPS, "logits": str(tmp_path / "logits.npy")}
+    answer = peer.ask(model=str(path), plain=any(".attn_k_b." in tensor for tensor in tensors), **asked)
     theirs = np.load(tmp_path / "logits.npy")
     exact = replay(path, prompts, answer["tokens"], activations="int16", dtype="float32")
-    sensitive = any("_exps" in tensor or ".ssm_a" in tensor for tensor in GgufFile(path).tensors)
+    sensitive = any("_exps" in tensor or ".ssm_a" in tensor for tensor in tensors)
     ours = exact if name in FLOATS else replay(path, prompts, answer["tokens"], activations="int8", dtype="float32")
     if name == "F32":
         assert np.abs(ours - theirs).max() <= MOST * np.abs(theirs).max()

@@ -2,14 +2,15 @@
 
     {"do": "quantize", "source": ..., "out": ..., "format": 7}
         by llama-quantize's own rules; the format is an enum llama_ftype
-    {"do": "generate", "model": ..., "prompts": [[...]], "steps": n, "logits": FILE, "flash": false}
+    {"do": "generate", "model": ..., "prompts": [[...]], "steps": n, "logits": FILE, "flash": false,
+     "plain": false}
         greedy -> "tokens" [[...]]; the file gets f32 [prompts, steps, vocabulary]; an encoder reads the prompts.
-        "flash": by flash attention, whose mask is f16
+        "flash": by flash attention, whose mask is f16. "plain": matrices stay as the file has them: the code for AMX
+        has no products with permuted rows, which latent attention needs, and ends at an assertion
     {"do": "tokenize", "model": ..., "texts": [...], "special": true}
         -> "ids" [[...]] and "texts", those ids back
 
-Commands on standard input, an answer for each on standard output. Caches are f32 and one thread works. Matrices
-stay as the file has them: its code for AMX has no products with permuted rows, which latent attention needs.
+Commands on standard input, an answer for each on standard output. Caches are f32 and one thread works.
 """
 
 from __future__ import annotations
@@ -27,20 +28,22 @@ KEPT = llama_cpp.llama_log_callback(lambda level, text, data: LINES.append(text.
 F32 = 0  # enum ggml_type
 
 
-def load(path: str, vocab_only: bool = False) -> Any:
+def load(path: str, vocab_only: bool = False, plain: bool = False) -> Any:
     """The model; `RuntimeError` when llama.cpp refuses it."""
     options = llama_cpp.llama_model_default_params()
     options.vocab_only = vocab_only
-    options.use_extra_bufts = False
+    options.use_extra_bufts = not plain
     model = llama_cpp.llama_model_load_from_file(path.encode(), options)
     if not model:
         raise RuntimeError(f"llama.cpp cannot load {path}")
     return model
 
 
-def generate(model: str, prompts: list[list[int]], steps: int, logits: str, flash: bool = False) -> dict[str, Any]:
+def generate(
+    model: str, prompts: list[list[int]], steps: int, logits: str, flash: bool = False, plain: bool = False
+) -> dict[str, Any]:
     """The best token after each prompt, and again, `steps` times; end tokens do not end it."""
-    loaded = load(model)
+    loaded = load(model, plain=plain)
     options = llama_cpp.llama_context_default_params()
     options.n_ctx = options.n_batch = options.n_ubatch = 256
     options.n_threads = options.n_threads_batch = 1
