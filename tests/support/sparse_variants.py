@@ -11,6 +11,8 @@ INDEXER = {"index_n_heads": 8, "index_head_dim": 16}
 SIZES = LATENT_SIZES | INDEXER
 AXK2 = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
         "num_key_value_heads": 4, "gated_norm_rank": 8}  # fmt: skip
+HY4 = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "num_key_value_heads": 4,
+       "num_hidden_layers": 4, "index_topk": 6, "swiglu_limit": 0.25}  # fmt: skip
 SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32": ("deepseek_v32", SIZES | LATENT_GROUPS | {"index_topk": 6}),
     "deepseek_v32_yarn": (
@@ -26,6 +28,10 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     "axk2": ("axk2", SIZES | AXK2 | {"index_topk": 6}),
     "axk2_kinds": ("axk2", SIZES | AXK2 | {"index_topk": 5, "attention_bias": True, "gated_norm_rank": 4,
                                            "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "hy_v4": ("hy_v4", SIZES | HY4),
+    "hy_v4_kinds": ("hy_v4", SIZES | HY4 | {"hc_mult": 2, "hc_magnitude": 1.5, "hc_eps": 1e-3, "swiglu_limit": 1.0,
+                                            "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"],
+                                            "rope_parameters": YARN, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
 }  # fmt: skip
 BLOCKS = {"num_hidden_layers": 3, "rope_parameters": HALF_ROPE,
           "head_dim": 16, "rotary_dim": 8, "index_n_heads": 2, "index_head_dim": 16,

@@ -40,12 +40,18 @@ NO_INPUTS = LayerInputs()
 
 @dataclass(frozen=True)
 class Streams:
-    """Several streams side by side (AltUp, Baykal et al. 2023): `count`, 0 = there is one as usual. Beside attention a
-    layer adds what goes through `rank` numbers. `sparsity`: of each layer, the share of gates of its MLP that are 0."""
+    """Several streams side by side: `count`, 0 = there is one as usual.
+
+    AltUp (Baykal et al. 2023): beside attention a layer adds what goes through `rank` numbers. `sparsity`: of each
+    layer, the share of gates of its MLP that are 0. Hyper-connections (Zhu et al. 2024), where `most` is not 0: gates
+    of reading are `least` + a sigmoid, those of writing `least` + `most` sigmoids.
+    """
 
     count: int = 0
     rank: int = 0
     sparsity: tuple[float, ...] = ()
+    most: float = 0.0
+    least: float = 0.0
 
 
 ONE_STREAM = Streams()

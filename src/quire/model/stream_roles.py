@@ -3,6 +3,8 @@ embeddings, several streams, Laurel."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quire.model.role import Role
 from quire.model.spec import ModelSpec
 
@@ -11,8 +13,10 @@ def _matrix(rows: str, columns: str) -> Role:
     """A small matrix of a layer, kept as f32."""
     sizes = {
         "n": lambda s: s.streams.count,
+        "2n": lambda s: 2 * s.streams.count,
         "nn": lambda s: s.streams.count**2,
         "hidden": lambda s: s.hidden,
+        "all": lambda s: s.streams.count * s.hidden,
     }
     return Role("dense", lambda s: (sizes[rows](s), sizes[columns](s)), optional=True)
 
@@ -53,6 +57,13 @@ ROLES = {
     "stream_predict": _matrix("nn", "n"),
     "stream_correct": _matrix("n", "n"),
     "stream_factors": Role("vector", lambda s: (s.hidden,), optional=True),
+    **{f"hyper_{part}": _matrix("2n", "all") for part in ("attn", "mlp")},
+    **{f"hyper_{part}_base": Role("vector", lambda s: (2 * s.streams.count,), optional=True)
+       for part in ("attn", "mlp")},
+    **{f"hyper_{part}_scale": Role("vector", lambda s: (2,), optional=True) for part in ("attn", "mlp")},
+    "hyper_head": replace(_matrix("n", "all"), layer=False),
+    "hyper_head_base": Role("vector", lambda s: (s.streams.count,), layer=False, optional=True),
+    "hyper_head_scale": Role("vector", lambda s: (1,), layer=False, optional=True),
     "laurel_left": Role("linear", lambda s: (s.streams.rank, s.hidden), optional=True),
     "laurel_right": Role("linear", lambda s: (s.hidden, s.streams.rank), optional=True),
     "laurel_norm": Role("vector", lambda s: (s.hidden,), optional=True),

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from quire.core.dtypes import Dtype
 from quire.ops.layout import KVCache, KVLayout
 
+EPS = 1e-6
+"""Of the norm of its keys, whatever config.json says of others, where a family has no other."""
+
 
 @dataclass(frozen=True)
 class Indexer:
@@ -18,7 +21,8 @@ class Indexer:
 
     `heads` of queries with `head_dim` numbers each; `most`: tokens that a row reads at most. `own`: per layer, whether
     it has an indexer; the others read what the last layer before them chose. `interleaved`: on disk, pairs (2i, 2i + 1)
-    of its queries and keys turn.
+    of its queries and keys turn. `behind`: on disk, the part of a head that turns is its last. `eps`: of the norm of
+    keys.
     """
 
     heads: int = 0
@@ -26,6 +30,8 @@ class Indexer:
     most: int = 0
     own: tuple[bool, ...] = ()
     interleaved: bool = False
+    behind: bool = False
+    eps: float = EPS
 
     def at(self, layer: int) -> bool:
         """Whether `layer` has an indexer of its own."""
@@ -58,8 +64,6 @@ class BlockIndexer:
 
 NO_INDEXER = Indexer()
 NO_BLOCK_INDEXER = BlockIndexer()
-EPS = 1e-6
-"""Of the norm of its keys, whatever config.json says of others."""
 
 
 @dataclass(frozen=True)

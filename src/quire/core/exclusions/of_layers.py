@@ -27,7 +27,8 @@ OF_LAYERS = (
         Exclusion(a, LAYER_INPUTS, "what layers are given of tokens is made of all rows of a step", OUT)
         for a in (CONTEXT, SEQUENCE_PARALLEL)
     ),
-    Exclusion(RANK_INVARIANT, STREAMS, "gates are cut by the mean of all of a row's, whose runs are kept apart", OUT),
+    Exclusion(RANK_INVARIANT, STREAMS, "layers join their streams themselves, and runs of a sum are kept apart", OUT),
+    Exclusion(SEQUENCE_PARALLEL, STREAMS, "layers join streams of all rows of a step", OUT),
     Exclusion(
         SEQUENCE_PARALLEL, PASSING, "what passes a layer by has all rows of a step, and would need a rank's own", OUT
     ),

@@ -9,6 +9,7 @@ from quire.model.families.channel_scans import CHANNEL_SCANS
 from quire.model.families.delta_hybrids import DELTA_HYBRIDS
 from quire.model.families.falcon_h1 import falcon_h1
 from quire.model.families.gemma3n import GEMMAS
+from quire.model.families.hy_v4 import hy_v4
 from quire.model.families.hybrids import HYBRIDS
 from quire.model.families.kimi import kimi_linear
 from quire.model.families.latent_mixtures import LATENT_MIXTURES
@@ -284,6 +285,7 @@ FAMILIES: dict[str, Row] = {
     **CHANNEL_SCANS,
     "falcon_h1": falcon_h1,
     "kimi_linear": kimi_linear,
+    "hy_v4": hy_v4,
     "minimax": MINIMAX,
     "minimax_m1": MINIMAX,
     "minimax_text_01": MINIMAX,

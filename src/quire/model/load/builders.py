@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.core.dtypes import F32
 from quire.model.families.rope import Rope
-from quire.model.load.altup import load_joined, load_spread, load_streams_block, of_first
+from quire.model.load.altup import of_first
 from quire.model.load.encoder import backward_bias
 from quire.model.load.layer_ending import load_ending, load_inputs
 from quire.model.load.layer_mixers import MIXERS
@@ -26,6 +26,7 @@ from quire.model.load.parts import (
 from quire.model.load.placement import Unplaced, held_bytes
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import disk_rows
+from quire.model.load.streams import load_block, load_entry, load_exit
 from quire.model.mixers.layer_mixers import mixer_of
 from quire.model.net.decoder import (
     Block,
@@ -115,7 +116,7 @@ def load_decoder(reader: WeightReader, ropes: Mapping[Rope, Unplaced]) -> Decode
     with reader.part(span.stop):
         if span.stop == spec.layers:
             final = load_final_norm(reader)
-            final = reader.place(load_joined(reader, final) if spec.streams.count else final)
+            final = reader.place(load_exit(reader, final) if spec.streams.count else final)
         if span.stop == spec.layers or reader.share.head is not None:
             head = reader.place(load_head(reader, embed))
     reader.tell("head", last=True)
@@ -143,7 +144,7 @@ def embed_changes(reader: WeightReader) -> tuple[RowChange, ...]:
     if spec.join == "normed_stream":
         changes.append(Normed(load_norm(reader, "attn_norm", 0)))
     if spec.streams.count:
-        changes.append(load_spread(reader))
+        changes.append(load_entry(reader))
     return tuple(changes)
 
 
@@ -157,7 +158,7 @@ def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced 
     attn_norm, attn_post_norm, mlp_norm, mlp_post_norm = load_block_norms(reader, index)
     block: Block | None = None
     if spec.streams.count:
-        block, attn_norm = load_streams_block(reader, index, attn_norm), NoNorm()
+        block, attn_norm = load_block(reader, index, attn_norm), NoNorm()
     mixer = mixer_of(spec, index)
     qkv, attention, cross = MIXERS[type(mixer)](reader, index, rope)
     layer = Layer(

@@ -9,24 +9,26 @@ from numpy.typing import NDArray
 
 from quire.model.load.latent import halves, load_latent
 from quire.model.load.reader import WeightReader
+from quire.model.net.gated_attention import NumberGate, OutputGate
 from quire.model.net.indexed import FollowingAttention, IndexedAttention, LastChoice, OfFirst, TokenIndexer
 from quire.model.net.latent import LowRankQuery, WideQuery
 from quire.model.net.parts import LayerNorm, Linear
-from quire.ops.indexer import EPS
 
 
-def load_indexed(reader: WeightReader, index: int) -> tuple[Linear, IndexedAttention | FollowingAttention]:
-    """`qkv` and attention of layer `index`, packed, with the layer's own indexer if it has one."""
+def load_indexed(
+    reader: WeightReader, index: int, gate: OutputGate | None
+) -> tuple[Linear, IndexedAttention | FollowingAttention]:
+    """`qkv` and attention of layer `index`, packed, with the layer's own indexer if it has one. `gate`: of the rows."""
     down, attention = load_latent(reader, index)
     last = reader.once("last choice", LastChoice)
     if not reader.opened.spec.mla.indexer.at(index):
-        return down, FollowingAttention(attention, last)
+        return down, FollowingAttention(attention, last, gate)
     assert isinstance(attention.query, LowRankQuery), "families with indexers have queries by way of a smaller space"
-    indexer, gate = _indexer(reader, index), None
-    if isinstance(attention.query, WideQuery):
-        gate = reader.linear(("latent_gate",), index)
+    indexer, wide = _indexer(reader, index), isinstance(attention.query, WideQuery)
+    if wide:
+        gate = NumberGate(reader.linear(("latent_gate",), index))
         indexer = replace(indexer, q=OfFirst(indexer.q, reader.opened.spec.mla.q_rank))
-    return down, IndexedAttention(attention, attention.query, indexer, last, gate)
+    return down, IndexedAttention(attention, attention.query, indexer, last, gate, wide)
 
 
 def _indexer(reader: WeightReader, index: int) -> TokenIndexer:
@@ -38,7 +40,7 @@ def _indexer(reader: WeightReader, index: int) -> TokenIndexer:
     return TokenIndexer(
         reader.linear(("index_q",), index, rows),
         reader.linear(("index_k",), index, turn),
-        LayerNorm(weight[turn], bias[turn], EPS),
+        LayerNorm(weight[turn], bias[turn], sizes.eps),
         reader.dense("index_weights", index),
         sizes.heads,
         sizes.most,
@@ -49,6 +51,8 @@ def _order(reader: WeightReader) -> NDArray[np.int64]:
     """Where the numbers of a head lie on disk, of which pairs (i, i + rope / 2) turn here."""
     mla = reader.opened.spec.mla
     order = np.arange(mla.indexer.head_dim, dtype=np.int64)
+    if mla.indexer.behind:
+        order = np.roll(order, mla.rope)
     if mla.indexer.interleaved:
-        order[: mla.rope] = halves(mla.rope)
+        order[: mla.rope] = order[halves(mla.rope)]
     return order

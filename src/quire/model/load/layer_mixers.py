@@ -52,7 +52,7 @@ def load_gated(reader: WeightReader, index: int) -> Attend:
 def load_gate(reader: WeightReader, index: int) -> OutputGate | None:
     """The gate of what attention of layer `index` gives, where the checkpoint has a matrix for one."""
     claim, soft = reader.opened.claim, reader.local.gate == "softplus"
-    for role, kind in (("head_gate", HeadGate), ("attn_gate", NumberGate)):
+    for role, kind in (("head_gate", HeadGate), ("attn_gate", NumberGate), ("value_gate", NumberGate)):
         if claim.get(claim.holder(role, index), index):
             matrix = reader.linear((role,), index)
             return SoftplusGate(matrix) if soft else kind(matrix)
@@ -75,7 +75,7 @@ def load_latents(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
 
 def load_indexed_latents(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     """Latent attention of layer `index` to chosen tokens."""
-    return *load_indexed(reader, index), None
+    return *load_indexed(reader, index, load_gate(reader, index)), None
 
 
 def load_block_sparse(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:

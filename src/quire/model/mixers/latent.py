@@ -81,6 +81,7 @@ ROLES = {
         "q_b": _Q,
         "latent_q": _of_both(lambda s: s.head_dim),
         "latent_gate": _of_both(lambda s: s.mla.value),
+        "value_gate": Role("linear", lambda s: (s.heads * s.mla.value, s.hidden), ROWS, lambda s: s.heads),
         "kv_a": Role("linear", lambda s: (s.mla.rank + s.mla.rope, s.hidden)),
         "kv_a_norm": Role("vector", lambda s: (s.mla.rank,)),
         "kv_b": _KV,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quire.model.batch import Batch
 from quire.model.net.decoder import Layer, Wanted, chosen
+from quire.model.net.gated_attention import OutputGate
 from quire.model.net.latent import LatentAttention, LowRankQuery
 from quire.model.net.parts import LayerNorm, Linear, Product
 from quire.ops.arrays import Array
@@ -50,14 +51,15 @@ class TokenIndexer:
 
 @dataclass(frozen=True)
 class IndexedAttention:
-    """Latent attention to the tokens that `indexer` chooses, which it leaves in `last`. `gate`: of the latent of
-    queries, a sigmoid for each number that heads give."""
+    """Latent attention to the tokens that `indexer` chooses, which it leaves in `last`. `gate`: of what heads give.
+    `of_latent`: it reads the latent of queries, not the rows."""
 
     attention: LatentAttention
     query: LowRankQuery
     indexer: TokenIndexer
     last: LastChoice
-    gate: Product | None = None
+    gate: OutputGate | None = None
+    of_latent: bool = False
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; latents, rotated keys and index keys of the rows are written to `cache`."""
@@ -66,8 +68,7 @@ class IndexedAttention:
         made = self.query.up(ops, latent), layer.qkv(ops, h)
         found = self.attention.values(ops, layer, made, batch, cache, wanted, self.last.tokens)
         if self.gate is not None:
-            gate = chosen(ops, self.gate(ops, latent), wanted)
-            found = ops.gated_rmsnorm(found, gate, None, gate.shape[1], "sigmoid", False, 0.0)
+            found = self.gate(ops, found, chosen(ops, self.gate.matrix(ops, latent if self.of_latent else h), wanted))
         return layer.o(ops, found)
 
 
@@ -89,8 +90,12 @@ class FollowingAttention:
 
     attention: LatentAttention
     last: LastChoice
+    gate: OutputGate | None = None
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; latents and rotated keys of the rows are written to `cache`."""
         made = self.attention.query(ops, h), layer.qkv(ops, h)
-        return layer.o(ops, self.attention.values(ops, layer, made, batch, cache, wanted, self.last.tokens))
+        found = self.attention.values(ops, layer, made, batch, cache, wanted, self.last.tokens)
+        if self.gate is not None:
+            found = self.gate(ops, found, chosen(ops, self.gate.matrix(ops, h), wanted))
+        return layer.o(ops, found)

@@ -1,0 +1,53 @@
+"""Hyper-connections of layers and of the head, from what the checkpoint holds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.core.dtypes import F32
+from quire.model.load.reader import WeightReader
+from quire.model.net.altup import Mixture
+from quire.model.net.decoder import Block
+from quire.model.net.hyper_connections import ConnectedBlock, Connection, ReadStreams, RepeatedTokens
+from quire.model.net.parts import Linear, Norm, RmsNorm
+from quire.ops.arrays import Host, as_f32, to_numpy
+
+
+def load_connected_block(reader: WeightReader, index: int, norm: Norm) -> Block:
+    """What layer `index` has beside its attention, before which is `norm`, and its MLP."""
+    return ConnectedBlock(_connection(reader, "hyper_attn", index), _connection(reader, "hyper_mlp", index), norm)
+
+
+def load_repeated(reader: WeightReader) -> RepeatedTokens:
+    """What makes streams of embedded tokens."""
+    return RepeatedTokens(reader.opened.spec.streams.count)
+
+
+def load_read(reader: WeightReader, norm: Norm) -> ReadStreams:
+    """The norm of what the streams come to."""
+    return ReadStreams(_connection(reader, "hyper_head", None), norm)
+
+
+def _connection(reader: WeightReader, role: str, index: int | None) -> Connection:
+    """Gates of reading, and of sublayers as many of writing: sigmoid(scale * W rms(x) + base), which is half of
+    1 + tanh of half of that."""
+    spec, n = reader.opened.spec, reader.opened.spec.streams.count
+    scale, base = (reader.vector(f"{role}_{part}", index) for part in ("scale", "base"))
+    assert scale is not None and base is not None, "claimed"
+    weight = to_numpy(as_f32(reader.read(reader.opened.claim.get(role, index)["weight"])))
+    packed = reader.ops.pack_exact(np.repeat(to_numpy(scale), n)[:, None] * weight / F32.type(2))
+    reader.count(role, packed.kind.removesuffix("_f32"), packed.nbytes)
+    gates = len(weight)
+    return Connection(
+        RmsNorm(np.ones(n * spec.hidden, F32), spec.norm_eps),
+        Linear(packed, to_numpy(base) / F32.type(2)),
+        Mixture(*_sigmoids(gates, range(n), 1.0, spec.streams.least), 1),
+        Mixture(*_sigmoids(gates, range(n, gates), spec.streams.most, spec.streams.least), n) if gates > n else None,
+    )
+
+
+def _sigmoids(gates: int, chosen: range, most: float, least: float) -> tuple[Host, Host]:
+    """Weight and bias of a mixture by least + most * sigmoid, of those `chosen` of all `gates`."""
+    weight = np.zeros((len(chosen), gates), F32)
+    weight[range(len(chosen)), chosen] = most / 2
+    return weight, np.full(len(chosen), least + most / 2, F32)

@@ -1,0 +1,91 @@
+"""Layers whose stream is several, side by side, of which attention and MLP read one mixture each and add to all.
+
+Hyper-connections: Zhu et al. 2024, "Hyper-connections"; with gates that are sigmoids, as of Hy4 (Tencent 2026).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.model.batch import Batch
+from quire.model.net.altup import Mixture
+from quire.model.net.decoder import Layer, Wanted, chosen
+from quire.model.net.parts import Linear, Norm, RmsNorm
+from quire.ops.arrays import Array
+from quire.ops.backend import Ops
+from quire.ops.layout import LayerCache
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What a sublayer reads of n streams, and what it adds to them.
+
+    `gates`: rows of all streams, normed, [T, n * hidden] -> [T, p], half of what sigmoids are of: those are
+    (1 + tanh) / 2, which the mixtures have in their weights. `read`: n streams to one; `write`: one to n.
+    """
+
+    norm: RmsNorm
+    gates: Linear
+    read: Mixture
+    write: Mixture | None = None
+
+    def opened(self, ops: Ops, x: Array) -> Array:
+        """x [T, n * hidden] -> what mixtures depend on, [T, p]."""
+        found: Array = ops.softcap(self.gates(ops, self.norm(ops, x)), 1.0)
+        return found
+
+    def spread(self, ops: Ops, y: Array, opened: Array) -> Array:
+        """y [T, hidden] -> what it adds to each stream, [T, n * hidden]."""
+        assert self.write is not None, "of a sublayer"
+        return self.write(ops, y, opened)
+
+
+@dataclass(frozen=True)
+class ConnectedBlock:
+    """A `Block` of several streams. `norm`: of what attention reads."""
+
+    attention: Connection
+    mlp: Connection
+    norm: Norm
+
+    def __call__(
+        self, ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted
+    ) -> tuple[Array, Array]:
+        """x, h [T, n * hidden], h the streams themselves -> streams, and what is added to them, [R, n * hidden]."""
+        opened = self.attention.opened(ops, x)
+        read = self.norm(ops, self.attention.read(ops, x, opened))
+        attended = layer.attention(ops, layer, read, batch, cache, wanted)
+        x, opened = chosen(ops, x, wanted), chosen(ops, opened, wanted)
+        x = ops.add(x, self.attention.spread(ops, attended, opened))
+        opened = self.mlp.opened(ops, x)
+        made = layer.mlp(ops, layer.mlp_norm(ops, self.mlp.read(ops, x, opened)))
+        return x, self.mlp.spread(ops, made, opened)
+
+
+@dataclass(frozen=True)
+class RepeatedTokens:
+    """The embedded tokens as each of several streams."""
+
+    streams: int
+
+    def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
+        """x [T, hidden] -> [T, n * hidden]."""
+        joined: Array = ops.join_columns((x,) * self.streams)
+        return joined
+
+
+@dataclass(frozen=True)
+class ReadStreams:
+    """The norm of the mixture that the head reads."""
+
+    connection: Connection
+    norm: Norm
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """x [R, n * hidden] -> [R, hidden]."""
+        return self.norm(ops, self.connection.read(ops, x, self.connection.opened(ops, x)))
+
+    def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
+        """(x + delta, its norm); x is given up."""
+        x = ops.add(x, delta)
+        return x, self(ops, x)
