@@ -8,6 +8,7 @@
 
 #include "latent_call.h"
 #include "pieces.h"
+#include "attention_softmax.h"
 #include "attention_tiles.h"
 
 namespace quire::QUIRE_UNIT {
@@ -149,7 +150,8 @@ inline void write_latents(const LatentCall& c, const LatentTask& t, const float*
     const int64_t rank = c.cache.rank;
     for (int64_t r = 0; r < (t.last - t.first) * t.heads; ++r) {
         const int64_t token = c.cu_q[t.sequence] + t.first + r / t.heads, head = t.head + r % t.heads;
-        const F inverse = set1(1.0f / total[kLatentRows * (rank + 1) + r]);
+        const float most = total[kLatentRows * rank + r], sum = total[kLatentRows * (rank + 1) + r];
+        const F inverse = c.sinks ? with_sink(c.sinks[head] * kLog2E, most, sum) : set1(1.0f / sum);
         for (int64_t i = 0; i < rank; i += 16)
             store(c.out + (token * c.heads + head) * rank + i, mul(load(total + r * rank + i), inverse));
     }
@@ -264,10 +266,10 @@ void run_latent_attention(const LatentCall& c) {
     });
 }
 
-// Of `spec` the heads and their scale: latents have no windows, caps or biases, and their drafts do not branch.
+// Of `spec` the heads, their scale and their sinks: latents have no windows, caps or biases, and their drafts do not branch.
 void latent_attention(float* out, const float* latent, const float* q, const LatentCache* cache, const BatchDescriptor* batch,
                       const AttentionDescriptor* spec, Optional<const int32_t> chosen, int64_t rows, int64_t width, int64_t most) {
-    const LatentCall c{*batch, out, latent, q, *cache, spec->heads, width, spec->scale * kLog2E, chosen.ptr, most};
+    const LatentCall c{*batch, out, latent, q, *cache, spec->heads, width, spec->scale * kLog2E, chosen.ptr, most, spec->sinks};
     if (c.chosen && most < 1) fail("latent_attention: chosen tokens need to be some");
     check_latent_batch(c, rows);
     if (c.cache.bf16) run_latent_attention<true>(c);

@@ -17,6 +17,7 @@ struct LatentCall : BatchDescriptor {
     float factor;  // to powers of two
     const int32_t* chosen;  // [rows, most]: ascending, the positions of the tokens that a row sees; or null: all
     int64_t most;
+    const float* sinks;  // [heads]: scores without latents, or null
     // Tokens that the row at `position` sees; with `chosen` the first of its positions.
     int64_t seen(int64_t position) const { return chosen && position >= most ? most : position + 1; }
     int64_t words() const { return (cache.rank + cache.rope) * cache.width() / 4; }

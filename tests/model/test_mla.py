@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 from model_variants import LATENT_GROUPS as GROUPS
 from model_variants import LATENT_SIZES as SIZES
@@ -14,12 +17,17 @@ from model_variants import LATENTS as VARIANTS
 from op_cases import CASES, of_module
 from op_cases.mla import beside_others, latent_case
 from op_runs import UNITS_HERE, close, copied, generator, ops_of, reference, run
-from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
+from oracle import BACKENDS, backend, edit_config, logits, random_model, relative_error, write
 from paged_model import CUTS, TOLERANCE, Paged, assert_left_out, load, prompt
 from paged_model import ops as ops
 from quire.core.dtypes import BF16, F32, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import describe
+from quire.model.disk.hf_config import HfConfig
+from quire.model.families.mixtures import deepseek_v3
+from quire.model.families.names import naked
+from quire.model.families.row import Family
+from quire.model.families.table import FAMILIES
 from quire.model.load.roles import ROLES
 from quire.model.mixers.layer_mixers import kv_bytes_per_token
 from quire.ops.backend import Ops
@@ -39,10 +47,11 @@ def test_equals_the_reference(name: str, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
+@pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("dtype", [BF16, F32])
-def test_a_row_does_not_depend_on_the_batch(dtype: Dtype, isa: str) -> None:
+def test_a_row_does_not_depend_on_the_batch(dtype: Dtype, sinks: bool, isa: str) -> None:
     ops, rows = ops_of(isa), ((40, 1100), (3, 3), (1, 700))
-    case = latent_case(generator(), LatentLayout(16, 1, 16, dtype, rank=32), 6, 24, rows)
+    case = latent_case(generator(), LatentLayout(16, 1, 16, dtype, rank=32), 6, 24, rows, sinks)
     ops.begin_step()
     whole = ops.latent_attention(**case).clone()
     begin = 0
@@ -58,6 +67,30 @@ def test_a_row_does_not_depend_on_the_batch(dtype: Dtype, isa: str) -> None:
             )  # fmt: skip
             assert torch.equal(part, whole[at]), (s, first, last)
         begin += count
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_a_sink_takes_its_share_of_a_row(dtype: Dtype, isa: str) -> None:
+    """With one token the softmax is 1 / (1 + exp(sink - score)), and the head's result the latent times that."""
+    case = latent_case(generator(), LatentLayout(16, 1, 16, dtype, rank=32), 3, 24, ((1, 1),), sinks=True)
+    ops, reads = ops_of(isa), case["reads"]
+    with_sinks, without = (
+        run(ops, "latent_attention", case | {"reads": one})[0].view(3, 32)
+        for one in (reads, replace(reads, sinks=None))
+    )
+    row = case["block_tables"][0, 0]
+    token = torch.cat((case["cache"].values[row, 0], case["cache"].keys[row, 0])).float()
+    query = torch.cat((case["latent"].view(3, 32), case["q"].view(3, 24)[:, -16:]), 1)
+    share = torch.sigmoid(query @ token * reads.scale - reads.sinks)
+    close(isa, with_sinks, without * share[:, None], 2e-5 if dtype == F32 else 2e-2)
+
+
+def test_sinks_are_one_for_each_head() -> None:
+    case = latent_case(generator(), LatentLayout(16, 1, 16, F32, rank=32), 3, 24, ((1, 5),), sinks=True)
+    for wrong in (torch.zeros(2), torch.zeros(3, dtype=torch.float64)):
+        with pytest.raises(ValueError, match="latent_attention sinks"):
+            ops_of("auto").latent_attention(**case | {"reads": replace(case["reads"], sinks=wrong)})
 
 
 @pytest.mark.parametrize("isa", [*UNITS_HERE, "reference"])
@@ -98,6 +131,44 @@ def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path:
         for name, cut in CUTS.items():
             for got, expected in zip(Paged(model, sequences).run(cut), want, strict=True):
                 assert relative_error(got, expected) <= TOLERANCE, (block_size, name)
+
+
+def with_sinks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> PreTrainedModel:
+    """Write a DeepSeek-V3 whose heads have sinks, which its row is told of; its attention in transformers is that of
+    gpt-oss, which reads them."""
+    module = "transformers.models.{0}.modeling_{0}.eager_attention_forward".format
+    monkeypatch.setattr(module("deepseek_v3"), eager_attention_forward)
+    oracle = random_model("deepseek_v3", **SIZES, **GROUPS)
+    g = generator(4)
+    for layer in oracle.model.layers:
+        layer.self_attn.sinks = torch.nn.Parameter(torch.randn(oracle.config.num_attention_heads, generator=g) * 2)
+    oracle.save_pretrained(folder)
+
+    def row(config: HfConfig) -> Family:
+        own = deepseek_v3(config)
+        return replace(
+            own,
+            names={**own.names, "sinks": "self_attn.sinks"},
+            required=(*own.required, "sinks"),
+            rewrites=(*naked(("self_attn",), ("sinks",)), *own.rewrites),
+        )
+
+    monkeypatch.setitem(FAMILIES, "deepseek_v3", row)
+    return oracle
+
+
+def test_logits_of_a_model_with_sinks_equal_transformers_however_cut(
+    ops: Ops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = with_sinks(tmp_path, monkeypatch)
+    sequences = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
+    want = [logits(oracle, s) for s in sequences]
+    for cut in CUTS.values():
+        for got, expected in zip(Paged(load(tmp_path, ops), sequences).run(cut), want, strict=True):
+            assert relative_error(got, expected) <= TOLERANCE
+    for layer in oracle.model.layers:
+        layer.self_attn.sinks.data.fill_(-torch.inf)
+    assert relative_error(logits(oracle, sequences[0]), want[0]) > 100 * TOLERANCE
 
 
 @pytest.mark.sampled(5)

@@ -65,13 +65,14 @@ def alone(case: Case, s: int, first: int, last: int) -> Case:
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
 @pytest.mark.parametrize("dtype", [BF16, F32])
-@pytest.mark.parametrize("name", ["choose_tokens", "latent_attention"])
+@pytest.mark.parametrize("name", ["choose_tokens", "latent_attention", "latent_attention with sinks"])
 def test_a_row_does_not_depend_on_the_batch(name: str, dtype: Dtype, isa: str) -> None:
+    name, _, sinks = name.partition(" with ")
     ops, rows, g = ops_of(isa), ((40, 1100), (3, 3), (1, 700)), generator()
     if name == "choose_tokens":
         case = index_case(g, IndexLayout.of(16, 64, dtype), 40, 100, rows, exact=False)
     else:
-        case = latent_case(g, LatentLayout(16, 1, 16, dtype, rank=32), 6, 24, rows)
+        case = latent_case(g, LatentLayout(16, 1, 16, dtype, rank=32), 6, 24, rows, bool(sinks))
         case = reading(case, chosen_tokens(g, case, 600))
     whole, begin = run(ops, name, case)[0], 0
     for s, (count, _) in enumerate(rows):
@@ -82,10 +83,12 @@ def test_a_row_does_not_depend_on_the_batch(name: str, dtype: Dtype, isa: str) -
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
+@pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("dtype", [BF16, F32])
-def test_all_tokens_chosen_are_as_none(dtype: Dtype, isa: str) -> None:
+def test_all_tokens_chosen_are_as_none(dtype: Dtype, sinks: bool, isa: str) -> None:
     """Bit for bit, so a row does not depend on how many tokens could be chosen."""
-    case = latent_case(generator(), LatentLayout(16, 1, 16, dtype, rank=32), 40, 24, ((40, 1100), (5, 5), (1, 700)))
+    rows = ((40, 1100), (5, 5), (1, 700))
+    case = latent_case(generator(), LatentLayout(16, 1, 16, dtype, rank=32), 40, 24, rows, sinks)
     ops, every = ops_of(isa), chosen_tokens(generator(), case, 1200)
     few = chosen_tokens(generator(), case, 600)
     want, same, other = (run(ops, "latent_attention", c)[0] for c in (case, reading(case, every), reading(case, few)))

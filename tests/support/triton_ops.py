@@ -13,8 +13,10 @@ from torch import Tensor
 
 from quire.core.config import DeviceConfig
 from quire.core.tree_map import rebuilt
+from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops, open_backend
 from quire.ops.experts import Grouped
+from quire.ops.latents import LatentReads
 from quire.ops.layout import KVCache, KVLayout, PlainLayout
 from quire.ops.op import IMPLEMENTATIONS, REGISTRY, Case, load_definitions
 from quire.ops.recurrent import DeltaSpec, ScanSpec, StateBatch
@@ -81,7 +83,7 @@ def on_gpu(value: Any, ops: Ops, dtype: torch.dtype = torch.float32) -> Any:
         return KVCache(layout, found.keys.to(ops.gpu.device), found.values.to(ops.gpu.device))
     if isinstance(value, (tuple, list)):
         return type(value)(on_gpu(v, ops, dtype) for v in value)
-    if isinstance(value, (StateBatch, DeltaSpec, ScanSpec)):
+    if isinstance(value, (StateBatch, DeltaSpec, ScanSpec, AttentionSpec, LatentReads)):
         return rebuilt(value, lambda part: part.to(ops.gpu.device) if isinstance(part, Tensor) else part)
     return value
 

@@ -29,7 +29,7 @@ from quire.ops.layout import KVCache
 from quire.ops.op import REGISTRY
 from quire.ops.reference.backend import ReferenceOps
 from quire.ops.reference.experts import grouped_linear
-from quire.ops.reference.latents import head_linear, turned_latents, unchosen
+from quire.ops.reference.latents import head_linear, turned_latents, unchosen, with_sinks
 from quire.ops.reference.layers import linear
 from quire.ops.weights import Packed, StoredMatrix, Weight
 
@@ -93,12 +93,12 @@ def latent_attention(
     batch = spans(cu_q, context, block_tables, cache.layout.block_size)
     queries = torch.cat((latent.view(len(q), heads, rank), turned), -1)
     if reads.chosen is not None:
-        return attend_chosen(queries, rows, batch, reads.scale, reads.chosen).flatten(1)
-    return attend(queries, rows, batch, AttentionSpec(reads.scale)).flatten(1)
+        return attend_chosen(queries, rows, batch, reads, reads.chosen).flatten(1)
+    return attend(queries, rows, batch, AttentionSpec(reads.scale, sinks=reads.sinks)).flatten(1)
 
 
 def attend_chosen(
-    q: Tensor, rows: tuple[Tensor, Tensor, Tensor], batch: list[KeySpan], scale: float, chosen: Tensor
+    q: Tensor, rows: tuple[Tensor, Tensor, Tensor], batch: list[KeySpan], reads: LatentReads, chosen: Tensor
 ) -> Tensor:
     """`attend` over the tokens alone that `chosen` [T, most] has for each row, of one head of keys."""
     place, keys, values = rows
@@ -106,8 +106,9 @@ def attend_chosen(
     for span in batch:
         at, n = place[span.keys], len(span.keys)
         seen = ~unchosen(chosen[span.begin : span.end], n)
-        scores = torch.einsum("thd,sd->hts", q[span.begin : span.end], keys[at, 0]) * scale
-        parts.append(torch.einsum("hts,sr->thr", scores.masked_fill(~seen, -torch.inf).softmax(-1), values[at, 0]))
+        scores = torch.einsum("thd,sd->hts", q[span.begin : span.end], keys[at, 0]) * reads.scale
+        scores = with_sinks(scores.masked_fill(~seen, -torch.inf), reads.sinks)
+        parts.append(torch.einsum("hts,sr->thr", scores.softmax(-1)[..., :n], values[at, 0]))
     return torch.cat(parts)
 
 

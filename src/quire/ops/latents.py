@@ -53,8 +53,9 @@ class LatentHeads:
 
 @dataclass(frozen=True, eq=False)
 class LatentReads:
-    """How rows read latents: `scale` of their scores, and `chosen` [T, most] int32, as of `choose_tokens`, where each
-    row reads these tokens alone; None: all up to its own."""
+    """How rows read latents: `scale` of their scores; `chosen` [T, most] int32, as of `choose_tokens`, where each row
+    reads these tokens alone, None: all up to its own; and `sinks` f32 [heads], as of `AttentionSpec`."""
 
     scale: float
     chosen: Array | None = None
+    sinks: Array | None = None

@@ -59,11 +59,11 @@ def test_tokens_are_those_of_the_reference_and_bits_do_not_change(name: str, tmp
     assert answers(tmp_path, PROMPTS[:1], **GPU, max_num_batched_tokens=16) == {"3": found["3"]}
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32])
-def test_all_tokens_chosen_are_as_none(dtype: Any) -> None:
+@pytest.mark.parametrize(("dtype", "sinks"), [(BF16, False), (F32, False), (BF16, True)])
+def test_all_tokens_chosen_are_as_none(dtype: Any, sinks: bool) -> None:
     """Bit for bit, so a row does not depend on how many tokens could be chosen."""
     g = torch.Generator().manual_seed(0)
-    case = latent_case(g, LatentLayout(16, 1, 16, dtype, rank=32), 5, 24, ((3, 600), (5, 5), (1, 70)))
+    case = latent_case(g, LatentLayout(16, 1, 16, dtype, rank=32), 5, 24, ((3, 600), (5, 5), (1, 70)), sinks)
     every, few = chosen_tokens(g, case, 640), chosen_tokens(g, case, 300)
     want, same, other = (run_gpu("latent_attention", c)[0] for c in (case, reading(case, every), reading(case, few)))
     assert torch.equal(want, same) and not torch.equal(want, other)

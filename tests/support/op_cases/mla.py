@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Generator, Tensor
@@ -51,7 +52,9 @@ def latent_rope_and_cache_cases(g: Generator) -> Iterator[Case]:
             }
 
 
-def latent_case(g: Generator, layout: LatentLayout, heads: int, width: int, rows: tuple[tuple[int, int], ...]) -> Case:
+def latent_case(
+    g: Generator, layout: LatentLayout, heads: int, width: int, rows: tuple[tuple[int, int], ...], sinks: bool = False
+) -> Case:
     """A paged batch with (new rows, context) per sequence; blocks lie shuffled, unwritten slots are NaN."""
     size, blocks = layout.block_size, [-(-context // layout.block_size) for _, context in rows]
     cache = allocate(layout, sum(blocks) + 2)
@@ -76,7 +79,7 @@ def latent_case(g: Generator, layout: LatentLayout, heads: int, width: int, rows
         "cu_q": counts.cumsum(0).int(),
         "context": torch.tensor([context for _, context in rows], dtype=torch.int32),
         "block_tables": tables,
-        "reads": LatentReads((layout.rank + layout.head_dim) ** -0.5),
+        "reads": LatentReads((layout.rank + layout.head_dim) ** -0.5, sinks=normal(g, heads) * 3 if sinks else None),
     }
 
 
@@ -92,7 +95,7 @@ def chosen_tokens(g: Generator, case: Case, most: int) -> Tensor:
 
 def reading(case: Case, chosen: Tensor) -> Case:
     """`case` of rows that read `chosen` tokens alone."""
-    return case | {"reads": LatentReads(case["reads"].scale, chosen)}
+    return case | {"reads": replace(case["reads"], chosen=chosen)}
 
 
 def beside_others(cache: KVCache) -> tuple[KVCache, tuple[Tensor, Tensor]]:
@@ -118,6 +121,11 @@ def latent_attention_cases(g: Generator) -> Iterator[Case]:
             yield latent_case(g, LatentLayout(size, 1, r, dtype, rank=rank), heads, r + 8, mixed)
         layout = LatentLayout(16, 1, 64, dtype, rank=512)
         yield latent_case(g, layout, 16, 192, ((1, 1300), (40, 540)))
-        for heads, most in ((4, 20), (40, 520)):
-            case = latent_case(g, LatentLayout(16, 1, 8, dtype, rank=32), heads, 16, (*mixed, (2, 900)))
+        for heads, most, sinks in ((4, 20, False), (40, 520, False), (4, 20, True), (40, 520, True)):
+            case = latent_case(g, LatentLayout(16, 1, 8, dtype, rank=32), heads, 16, (*mixed, (2, 900)), sinks)
             yield reading(case, chosen_tokens(g, case, most))
+        for size, heads in ((16, 4), (1, 40)):
+            case = latent_case(g, LatentLayout(size, 1, 8, dtype, rank=32), heads, 16, mixed, sinks=True)
+            yield case
+        for sink in (-1e4, 1e4):  # one that weighs nothing, and one beside which tokens do not
+            yield case | {"reads": replace(case["reads"], sinks=torch.full((40,), sink))}

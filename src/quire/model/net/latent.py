@@ -56,7 +56,7 @@ class LatentAttention:
             q = change(ops, q, batch)
         q = ops.latent_rope_and_cache(q, kv, batch.positions, layer.rope, batch.slots, cache[0], self.heads)
         latent = ops.head_linear(q, self.into, self.heads.count, self.rank)
-        reads = LatentReads(layer.attend.scale, tokens)
+        reads = LatentReads(layer.attend.scale, tokens, layer.attend.sinks)
         attended = ops.latent_attention(latent, q, cache[0], batch.cu_q, batch.context, batch.block_tables, reads)
         attended = chosen(ops, attended, wanted)
         found: Array = ops.head_linear(attended, self.out, self.heads.count, self.value)

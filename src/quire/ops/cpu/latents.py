@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from quire.core.dtypes import F32, I32, I64
 from quire.ops.arrays import Host
-from quire.ops.cpu.descriptor_cache import batch_descriptor, latent_cache_descriptor, rope_descriptor
+from quire.ops.cpu.descriptor_cache import (
+    address_or_none,
+    batch_descriptor,
+    latent_cache_descriptor,
+    rope_descriptor,
+)
 from quire.ops.cpu.state import Cpu
 from quire.ops.descriptors import AttentionDescriptor
 from quire.ops.latents import EPS, LatentHeads, LatentReads, rank_of
@@ -72,8 +77,10 @@ def latent_attention(
     batch = batch_descriptor(cpu, "latent_attention", (cu_q, context, block_tables))
     at_cache = latent_cache_descriptor(cpu, cache)
     most = 0 if chosen is None else check(chosen, "latent_attention chosen", I32, rows, -1).shape[1]
+    if reads.sinks is not None:
+        check(reads.sinks, "latent_attention sinks", F32, heads)
     out = cpu.arena.empty(rows, heads * rank)
     if rows:
-        spec = AttentionDescriptor(heads=heads, scale=reads.scale)
+        spec = AttentionDescriptor(heads=heads, scale=reads.scale, sinks=address_or_none(reads.sinks))
         cpu.call("latent_attention", out, latent, q, at_cache, batch, spec, chosen, rows, q.shape[1] // heads, most)
     return out

@@ -65,6 +65,11 @@ def unchosen(chosen: Tensor, length: int) -> Tensor:
     return hidden.scatter(1, chosen.long() % (length + 1), False)[:, :length]
 
 
+def with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """`scores` [heads, t, s], behind them those of `sinks` [heads] where there are any: [heads, t, s + 1]."""
+    return scores if sinks is None else torch.cat((scores, sinks[:, None, None].expand(-1, scores.shape[1], 1)), -1)
+
+
 @op(tolerance=2e-2)
 def latent_attention(
     latent: Tensor,
@@ -79,6 +84,7 @@ def latent_attention(
 
     latent [T, heads * rank] f32: queries in the latents' space; q [T, heads * width] f32 holds their rotated part at
     the end of each head. The batch is as in `attention`. Of `reads.chosen` each row reads its tokens alone.
+    `reads.sinks` take part in the softmax and have no latent.
     Returns f32 [T, heads * rank].
     """
     rank, r, size = rank_of(cache), cache.layout.head_dim, cache.layout.block_size
@@ -97,6 +103,6 @@ def latent_attention(
         hidden = torch.arange(length)[None] > row
         if reads.chosen is not None:
             hidden = hidden | unchosen(reads.chosen[begin:end], length)
-        scores = scores.masked_fill(hidden, -torch.inf)
-        out[begin:end] = torch.einsum("hts,sr->thr", scores.softmax(-1), values)
+        scores = with_sinks(scores.masked_fill(hidden, -torch.inf), reads.sinks)
+        out[begin:end] = torch.einsum("hts,sr->thr", scores.softmax(-1)[..., :length], values)
     return out.flatten(1)

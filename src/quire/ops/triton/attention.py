@@ -101,14 +101,15 @@ def latent_attention(
     if width % rank or q_width % max(heads, 1):
         raise ValueError(f"latent_attention: {width} and {q_width} columns are not heads of one number")
     check_cache(cache)
-    batch = _paged("latent_attention", cu_q, context, block_tables, AttentionSpec(reads.scale), None)
+    if reads.sinks is not None:
+        tensor(reads.sinks, "latent_attention sinks", torch.float32, heads)
+    batch = _paged("latent_attention", cu_q, context, block_tables, AttentionSpec(reads.scale, sinks=reads.sinks), None)
     sizes = gpu.config("latent_attention", rank=rank, bytes=_dot(cache).primitive_bitwidth // 8)
     queries = Queries(latent, heads, rank, q, q_width // heads, cache.layout.head_dim)
     if reads.chosen is not None:
         split = splits_of(block_tables.shape[1] * cache.layout.block_size)[0]
         static = _static(gpu, queries, cache, batch, sizes["keys"]) | {"SPLIT": split}
-        paged, factor = (cu_q, context, block_tables), reads.scale * kernels.LOG2E.value
-        return attend_chosen(gpu, (latent, q), cache, paged, reads.chosen, static, sizes, factor)
+        return attend_chosen(gpu, (latent, q), cache, (cu_q, context, block_tables), reads, static, sizes)
     return _attend(gpu, queries, cache, batch, sizes)
 
 

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from quire.ops.latents import LatentReads
 from quire.ops.layout import KVCache
 from quire.ops.triton import attention_kernels, chosen_kernels
 from quire.ops.triton.checks import tensor
@@ -22,12 +23,11 @@ def attend_chosen(
     queries: tuple[Tensor, Tensor],
     cache: KVCache,
     batch: tuple[Tensor, Tensor, Tensor],
-    chosen: Tensor,
+    reads: LatentReads,
     static: dict[str, Any],
     sizes: dict[str, int],
-    factor: float,
 ) -> Tensor:
-    """Latents [T, heads * rank] and rows whose heads end in rotated numbers, to the tokens `chosen` [T, most].
+    """Latents [T, heads * rank] and rows whose heads end in rotated numbers, to the tokens `reads.chosen`.
 
     `batch`: cu_q, context, block tables; `static`: the constants of attention to all tokens, whose splits these are.
     """
@@ -35,6 +35,7 @@ def attend_chosen(
     cu_q, context, tables = batch
     rows, d, split = len(latent), static["D"], static["SPLIT"]
     heads = latent.shape[1] // d
+    chosen, factor = reads.chosen, reads.scale * attention_kernels.LOG2E.value
     most = tensor(chosen, "latent_attention chosen", torch.int32, rows, -1).shape[1]
     out, counts = gpu.empty(rows, heads * d, dtype=latent.dtype), gpu.empty(rows, dtype=torch.int32)
     ends = torch.arange(rows + 1, dtype=torch.int32, device=gpu.device)
@@ -54,7 +55,7 @@ def attend_chosen(
         )  # fmt: skip
         merged = sizes["merged_heads"]
         attention_kernels.merge_kernel[(count, triton.cdiv(heads, merged))](
-            out[part], acc, ml, ends, counts[part], None, None, 0, heads, splits, D=d, BD=static["BD"], BH=merged,
-            SPLIT=split, SPEC=static["SPEC"], SINGLE=False, num_warps=sizes["merge_warps"],
+            out[part], acc, ml, ends, counts[part], reads.sinks, None, 0, heads, splits, D=d, BD=static["BD"],
+            BH=merged, SPLIT=split, SPEC=static["SPEC"], SINGLE=False, num_warps=sizes["merge_warps"],
         )  # fmt: skip
     return out
