@@ -35,6 +35,7 @@ def attend_chosen(
     cu_q, context, tables = batch
     rows, d, split = len(latent), static["D"], static["SPLIT"]
     heads = latent.shape[1] // d
+    assert reads.chosen is not None, "what is asked for"
     chosen, factor = reads.chosen, reads.scale * attention_kernels.LOG2E.value
     most = tensor(chosen, "latent_attention chosen", torch.int32, rows, -1).shape[1]
     out, counts = gpu.empty(rows, heads * d, dtype=latent.dtype), gpu.empty(rows, dtype=torch.int32)
