@@ -26,7 +26,7 @@ from quire.model.load.parts import (
 from quire.model.load.placement import Unplaced, held_bytes
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import disk_rows
-from quire.model.load.streams import load_block, load_entry, load_exit
+from quire.model.load.several_streams import load_block, load_entry, load_exit
 from quire.model.mixers.layer_mixers import mixer_of
 from quire.model.net.decoder import (
     Block,
