@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from family_tensors import RELATIVES, write_relative
 from mixture_variants import FEW
 from model_variants import LATENT_GROUPS, LATENT_SIZES, ROUTED
 from oracle import edit_config, is_norm, write
@@ -28,6 +29,11 @@ NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 3
 NEMOTRON = {"hybrid_override_pattern": "ME*M-", "num_hidden_layers": 5, "mamba_num_heads": 4, "mamba_head_dim": 16,
             "ssm_state_size": 16, "n_groups": 2, "head_dim": 16, "n_routed_experts": 6, "num_experts_per_tok": 2,
             "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32}  # fmt: skip
+LOCAL, FULL = "sliding_attention", "full_attention"
+MIMO = {"head_dim": 24, "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+        "sliding_window": 5, "num_hidden_layers": 3, "layer_types": [FULL, LOCAL, FULL], "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
+            for kind, theta in ((FULL, 1e5), (LOCAL, 1e3))}}  # fmt: skip
 WITH_MTP: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("qwen3_next", DELTA | NARROW),
     "qwen3_5": ("qwen3_5_text", DELTA),
@@ -38,9 +44,15 @@ WITH_MTP: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32": ("deepseek_v32", INDEXED | LATENT_GROUPS),
     "glm_moe_dsa": ("glm_moe_dsa", INDEXED | {"indexer_types": ["full", "shared", "full"]}),
     "hy_v3": ("hy_v3", FEW | {"head_dim": 24, "moe_intermediate_size": 32}),
+    "mimo_v2_flash": ("mimo_v2_flash", MIMO),
+    "exaone_moe": ("exaone_moe", FEW | {"moe_intermediate_size": 32, "sliding_window": 5,
+                                        "layer_types": [LOCAL, FULL, LOCAL]}),
+    "bailing_moe_v2": ("bailing_moe_v2", {}),
     "deepseek_v3": ("deepseek_v3", LATENT_SIZES | LATENT_GROUPS | {"v_head_dim": 16, "q_lora_rank": 32}),
-}
+}  # fmt: skip
 """Family and facts of each model."""
+LIKE = {"mimo_v2_flash": LOCAL, "exaone_moe": FULL}
+"""Families whose layer is like those of one kind, and has no experts."""
 OWN = {"join": "fc", "token_norm": "pre_fc_norm_embedding", "hidden_norm": "pre_fc_norm_hidden", "final_norm": "norm"}
 PAIR = {"join": "layers.0.eh_proj", "token_norm": "layers.0.enorm", "hidden_norm": "layers.0.hnorm",
         "final_norm": "layers.1.final_layernorm"}  # fmt: skip
@@ -79,10 +91,14 @@ class MtpLayer:
         """One with random numbers, rounded to `dtype`."""
         torch.manual_seed(seed)
         config, layers, parts = model.config, model.model.layers, hasattr(model.model, "norm_f")
+        own = LIKE.get(config.model_type)
         norm = model.model.norm_f if parts else model.model.norm
         norms = [type(norm)(config.hidden_size, eps=norm.variance_epsilon if parts else config.rms_norm_eps)
                  for _ in range(3)]  # fmt: skip
         like = max((i for i, layer in enumerate(layers) if hasattr(layer, "self_attn")), default=0)
+        if own is not None:
+            config, like = copy.deepcopy(config), max(i for i, kind in enumerate(config.layer_types) if kind == own)
+            config.mlp_layer_types[like] = "dense"
         made = cls(
             model,
             LayersOfOnePart(layers[0]) if parts else type(layers[like])(config, like),
@@ -105,13 +121,21 @@ class MtpLayer:
         return {"block": self.block, "join": self.join, "token_norm": self.token_norm, "hidden_norm": self.hidden_norm,
                 "final_norm": self.final_norm}  # fmt: skip
 
+    @property
+    def window(self) -> int:
+        """How many tokens back the layer sees, 0 = all."""
+        config = self.model.config
+        return int(config.sliding_window) if LIKE.get(config.model_type) == LOCAL else 0
+
     def tensors(self) -> dict[str, Tensor]:
         """Tensors by the names that releases have, experts one by one."""
         parts = isinstance(self.block, LayersOfOnePart)
-        hybrid = hasattr(self.model.config, "linear_num_key_heads") or parts
+        kind = self.model.config.model_type
+        hybrid = hasattr(self.model.config, "linear_num_key_heads") or parts or kind == "exaone_moe"
         start = "mtp." if hybrid else f"model.layers.{self.model.config.num_hidden_layers}."
         block = start + ("layers.0." if hybrid and not parts else "")
-        last = self.model.config.model_type == "hy_v3"
+        start, block = ("model.mtp.layers.0.",) * 2 if self.window else (start, block)
+        last = kind == "hy_v3" or self.window > 0
         names = PAIR if parts else OWN if hybrid else FINAL if last else NEXTN
         found = {f"{start}{name}.weight": self.modules[part].weight for part, name in names.items()}
         for name, tensor in self.block.state_dict().items():
@@ -123,7 +147,7 @@ class MtpLayer:
                 base, _, matrix = name.rpartition(".")
                 found |= {f"{block}{base}.{e}.{matrix}.weight": m for e, m in enumerate(tensor)}
             else:
-                found[block + name] = tensor
+                found[block + (name.replace("post_attention_", "pre_mlp_") if self.window else name)] = tensor
         if not hybrid and not last:  # releases have these once more
             found |= {f"{start}embed_tokens.weight": self.model.get_input_embeddings().weight,
                       f"{start}shared_head.head.weight": self.model.lm_head.weight}  # fmt: skip
@@ -136,7 +160,9 @@ class MtpLayer:
         n = x.shape[1]
         places = torch.arange(n)[None]
         mask = torch.full((n, n), -torch.inf).triu(1)[None, None]
-        turns = None if isinstance(self.block, LayersOfOnePart) else self.model.model.rotary_emb(x, places)
+        mask = mask + torch.full((n, n), -torch.inf).tril(-self.window) if self.window else mask
+        own = (LOCAL,) if self.window else ()
+        turns = None if isinstance(self.block, LayersOfOnePart) else self.model.model.rotary_emb(x, places, *own)
         found = self.block(x, position_embeddings=turns, attention_mask=mask, position_ids=places)
         return self.final_norm(found[0] if isinstance(found, tuple) else found)[0]
 
@@ -161,14 +187,24 @@ def main_rows(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     return model.model(torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
 
 
+def is_copy(name: str) -> bool:
+    """Whether a tensor of the layer is the model's table of tokens, or its head, once more."""
+    return name.endswith(("embed_tokens.weight", "shared_head.head.weight"))
+
+
 def write_mtp(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **facts: Any) -> MtpLayer:
     """Save the model of `WITH_MTP` with its layer to `folder`, and a tokenizer of 99 words."""
     family, own = WITH_MTP[kind]
-    layer = MtpLayer.of(write(folder, family, dtype=dtype, **{"max_position_embeddings": 256} | own | facts), dtype)
+    maker = write_relative if family in RELATIVES else write
+    layer = MtpLayer.of(maker(folder, family, dtype=dtype, **{"max_position_embeddings": 256} | own | facts), dtype)
+    tensors = layer.tensors()
+    if family in RELATIVES:
+        kept = {n.replace("shared_head.norm", "final_layernorm"): t for n, t in tensors.items() if not is_copy(n)}
+        tensors = RELATIVES[family].change(kept)
     path = folder / "model.safetensors"
-    whole = load_file(path) | {name: t.to(dtype).contiguous().clone() for name, t in layer.tensors().items()}
+    whole = load_file(path) | {name: t.to(dtype).contiguous().clone() for name, t in tensors.items()}
     save_file(whole, str(path), {"format": "pt"})
-    if kind in ("glm4_moe", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "hy_v3"):
+    if kind in ("bailing_moe_v2", "glm4_moe", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "hy_v3"):
         edit_config(folder, num_nextn_predict_layers=1)
     if family == "nemotron_h":
         edit_config(folder, num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*E")

@@ -19,6 +19,7 @@ from quire.model.disk.checkpoint import Checkpoint, resolve
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.families.dflash import read_blocks
 from quire.model.families.find import layer_spec
+from quire.model.families.mtp import keeping_all
 from quire.model.known import known_of, known_of_device
 from quire.model.load.roles import Share, local_spec
 from quire.model.mixers.layer_mixers import kept_by_layer, layouts_of, states_of
@@ -98,7 +99,7 @@ def drafting_layers(
     if drafts is not None:
         return [(drafts.spec, drafts.dtype)]
     if asked is not None and asked.method == "mtp":  # an assistant keeps nothing
-        return [] if asked.model else [(mtp_of(config, found).spec, found.dtype)]
+        return [] if asked.model else [(keeping_all(mtp_of(config, found).spec), found.dtype)]
     if asked is None or asked.method not in ("eagle", "eagle3", "dflash"):
         return []
     path = resolve(asked.model or "", hub_beside(config.model)) / "config.json"

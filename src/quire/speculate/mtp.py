@@ -14,6 +14,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
 from quire.model.build import Model, check_groups, form_of
 from quire.model.describe import open_model
+from quire.model.families.mtp import keeping_all
 from quire.model.families.rope import shared_tables
 from quire.model.load.builders import load_layer
 from quire.model.load.parts import load_final_norm, load_norm
@@ -62,5 +63,5 @@ def load_mtp(config: EngineConfig, target: Model, ops: Ops) -> Eagle:
     given, kept = row_buffers(config, target, decoder.embed, ops)
     made = EagleDecoder(ops, decoder.embed, entry, layer, norm, decoder.head, given, kept, keeps_normed=True)
     weights = sum(size for _, size in reader.report.values())
-    model = replace(beside(config, target, spec, made), report=reader.report, weight_bytes=weights)
+    model = replace(beside(config, target, keeping_all(spec), made), report=reader.report, weight_bytes=weights)
     return Eagle(model, Taps(every=True), None, None)

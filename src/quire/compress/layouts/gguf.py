@@ -35,7 +35,6 @@ from quire.model.disk.gguf_names import NAMES, NEXTN, ROPE_TENSORS, STILL, WINDO
 from quire.model.disk.gguf_tensors import PLAIN
 from quire.model.disk.headers import ModelHeaders
 from quire.model.families.mtp import mtp_family
-from quire.model.families.names import GGUF_NEXTN
 from quire.model.families.rope import Llama3, LongRope, Plain, Proportional
 from quire.model.load.roles import DISK_ROLES
 from quire.model.spec import ModelSpec
@@ -141,7 +140,7 @@ class _Writer:
             key=lambda p: outer.get(p.role, layers) if p.layer is None else p.layer,
         )
         if self.drafts is not None:
-            family = replace(self.opened.family, names=names, mtp=GGUF_NEXTN)
+            family = replace(self.opened.family, names=names, mtp=self.architecture.mtp)
             self.pieces += pieces_of(self.drafts, self.architecture, mtp_family(family, layers).names)
 
     @property
@@ -165,7 +164,8 @@ class _Writer:
             found[f"{self.arch}.{DEEP}"] = spec.sight.deep
         found |= vocabulary(self.opened.folder, spec.vocab_size, spec.bos_token_id, spec.eos_token_ids)
         if found.get(f"{self.arch}.{WINDOW[0]}") and WINDOW[1] in self.architecture.extra:
-            found[f"{self.arch}.{WINDOW[1]}"] = np.array([window > 0 for window in spec.windows])
+            every = (*spec.windows, *(self.drafts.spec.windows if self.drafts is not None else ()))
+            found[f"{self.arch}.{WINDOW[1]}"] = np.array([window > 0 for window in every])
         wrong = self._difference(found)
         if wrong:
             raise ConfigError(f"{self.opened.folder}: GGUF has no key for the model's {wrong}, which differs from what "

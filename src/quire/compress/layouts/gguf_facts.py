@@ -94,7 +94,18 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
     if absorbed:
         found |= _latents(opened, architecture)
     found |= {**_scaling(rope), **architecture.fixed, **architecture.written}
+    if drafts is not None and WINDOW[1] in architecture.known:
+        found = {key: with_draft(value, spec, drafts.spec) for key, value in found.items()}
     return {key: float(value) if key in REALS else value for key, value in found.items()}
+
+
+def with_draft(value: Any, spec: ModelSpec, draft: ModelSpec) -> Any:
+    """Return a list with a number for each layer with that of the layer that drafts behind them, which is the number of
+    layers like it; other values as they are."""
+    if not isinstance(value, np.ndarray) or len(value) != spec.layers:
+        return value
+    like = max(i for i, window in enumerate(spec.windows) if (window > 0) == (draft.windows[0] > 0))
+    return np.append(value, value[like])
 
 
 def _windows(spec: ModelSpec, rope: Rope, attends: Sequence[bool]) -> dict[str, Any]:

@@ -85,8 +85,8 @@ def _roles(opened: ModelHeaders, architecture: Architecture) -> Iterator[tuple[s
         for role in KEY_VALUE if source != layer else ():
             if parts := opened.claim.get(role, source):
                 yield role, role, RolePlace(layer), parts
-    if "head" in architecture.required and not opened.claim.get("head"):
-        yield "head", "embed", RolePlace(), opened.claim.get("embed")
+    if "head" in architecture.required and not opened.claim.get("head") and (parts := opened.claim.get("embed")):
+        yield "head", "embed", RolePlace(), parts
 
 
 def lists_of(opened: ModelHeaders, architecture: Architecture) -> dict[str, NDArray[np.float32]]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from quire.model.disk.gguf_layers import Kinds
 from quire.model.disk.gguf_names import NAMES, READ_BELOW, REWRITES
 from quire.model.disk.renamed_tensors import Rewrite
+from quire.model.families.names import GGUF_NEXTN, MtpNames
 from quire.model.spec import ModelSpec
 
 
@@ -59,7 +60,7 @@ class Architecture:
     several). `normed`: the row for files that say `NORMED`. `rewrites`: those that go before all. `turns`: heads turn
     by positions. `required`: roles that others may lack. `read_only`: files of it are not written.
     `all_keys`: readers want matrices of keys and values even in layers that read another's. `made`: vectors of every
-    layer that files have, and folders have not.
+    layer that files have, and folders have not. `mtp`: what a layer that drafts has.
     """
 
     model_type: str
@@ -105,6 +106,7 @@ class Architecture:
     factors: Callable[[ModelSpec], Mapping[str, NDArray[np.float32]]] | None = None
     stored: Callable[[ModelSpec], ModelSpec] | None = None
     all_keys: bool = False
+    mtp: MtpNames = GGUF_NEXTN
     made: Mapping[str, Callable[[ModelSpec], NDArray[np.float32]]] = field(default_factory=dict)
 
     def factor(self, role: str, spec: ModelSpec) -> NDArray[np.float32] | None:

@@ -8,6 +8,7 @@ from typing import Any
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_dense import BIASED_QKV, CLIPPED, QKV, SECTIONS
 from quire.model.disk.gguf_names import GATING, MULTIPLIERS, NEXTN, SCORES, SIGMOID, WIDTH, WINDOW
+from quire.model.families.names import GGUF_FINAL_NEXTN
 from quire.model.families.sparse import FIELDS as BLOCK_FIELDS
 
 GROUPS = {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"}
@@ -95,6 +96,7 @@ MIXTURES: dict[str, Architecture] = {
         fields=GROUPS,
         spelling=SHARED,
         required=("head",),
+        mtp=GGUF_FINAL_NEXTN,
         also=("bailing_moe",),
         tell=lambda raw: {"shared_expert_intermediate_size": raw["moe_intermediate_size"]},
         score="sigmoid",

@@ -48,7 +48,6 @@ from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.families.elsewhere import alike, why_no_gguf
 from quire.model.families.find import read_spec
-from quire.model.families.names import GGUF_NEXTN
 from quire.model.families.row import Family
 from quire.model.load.roles import FUSED
 from quire.model.spec import ModelSpec
@@ -310,7 +309,7 @@ class GgufModel:
 
 def as_in_files(family: Family, own: Architecture) -> Family:
     """The family without what only folders have, and with what is done to numbers of files."""
-    mtp = None if family.mtp is None else GGUF_NEXTN
+    mtp = None if family.mtp is None else replace(own.mtp, windowed=family.mtp.windowed)
     family = replace(family, buffers=(), rewrites=(), stacks={}, transposed=False, mtp=mtp)
     return replace(family, orders=own.orders, rates=own.rates, rate_sign=own.rate_sign)
 

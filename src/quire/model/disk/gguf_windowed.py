@@ -10,6 +10,7 @@ import numpy as np
 from quire.core.errors import ModelError
 from quire.model.disk.gguf_architecture import Architecture, TensorShapes
 from quire.model.disk.gguf_names import GATING, KV_HEADS, NEXTN, SIGMOID, WINDOW
+from quire.model.families.names import GGUF_FINAL_NEXTN
 
 FULL, LOCAL = "full_attention", "sliding_attention"
 GROUPS = {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"}
@@ -131,6 +132,7 @@ WINDOWED: dict[str, Architecture] = {
     "mimo2": Architecture(
         "mimo_v2_flash",
         extra=(*WINDOW, NEXTN),
+        mtp=GGUF_FINAL_NEXTN,
         fixed={GATING: SIGMOID},
         fields=GROUPS | {"v_head_dim": "attention.value_length", "attention_value_scale": "attention.value_scale"},
         spelling=(("num_experts", "n_routed_experts"), ("num_dense_layers", "first_k_dense_replace")),

@@ -35,7 +35,8 @@ def left_out(source: TensorSource, spec: ModelSpec, family: Family) -> list[str]
     count = sum(name.startswith(own) for name in source.infos) if own else 0
     if not count:
         return []
-    return [f"layers for multi-token prediction ({count} tensors) are left out: those of {spec.family!r} do not draft"]
+    why = f"those of {spec.family!r} do not draft" if family.mtp is None else "the first drafts"
+    return [f"layers for multi-token prediction ({count} tensors) are left out: {why}"]
 
 
 def with_mtp(opened: ModelHeaders, source: TensorSource | None) -> ModelHeaders:

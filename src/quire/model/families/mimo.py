@@ -9,7 +9,7 @@ from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.gated_mixtures import GATED_MIXTURES, kinds_turn
 from quire.model.families.mixtures import CORRECTED, EXPERTS, ROUTED, sigmoid_experts
-from quire.model.families.names import CORRECTION, LLAMA, QKV_BIAS, STACKED, without
+from quire.model.families.names import CORRECTION, LLAMA, QKV_BIAS, STACKED, MtpNames, without
 from quire.model.families.row import Family, layer_kinds, sliding_windows, spec_facts
 from quire.model.families.step3p5 import STEP3P5
 from quire.model.layer_sizes import LayerSizes
@@ -46,6 +46,14 @@ def value_head(config: HfConfig, layers: int) -> int:
     return size if size < longest else 0
 
 
+MTP = MtpNames(
+    "model.mtp.layers.0.",
+    *("", "eh_proj", "enorm", "hnorm", "final_layernorm"),
+    roles={role: LLAMA[role] for role in ("attn_norm", "q", "k", "v", "o", "gate", "up", "down")}
+    | {"mlp_norm": "pre_mlp_layernorm", "sinks": "self_attn.sinks"},
+    windowed=True,
+)
+"""The first of three layers that follow each other; an MLP without experts."""
 ROPES = {
     "full_attention": {"rope_type": "default", "rope_theta": 5e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -64,6 +72,6 @@ MIMO_V2_FLASH = Family(
      "moe": sigmoid_experts(True)},
     ("sinks", "router_bias"),
     {"attention_bias": QKV_BIAS}, {"window_sinks": True}, ROUTED,
-    skipped=("model.mtp.",), rewrites=(SINKS, CORRECTION, *STACKED),
+    skipped=("model.mtp.",), rewrites=(SINKS, CORRECTION, *STACKED), mtp=MTP,
 )  # fmt: skip
 GATED_AND_WINDOWED = GATED_MIXTURES | {"mimo_v2_flash": MIMO_V2_FLASH, "step3p5": STEP3P5}

@@ -40,9 +40,11 @@ def mtp_family(family: Family, layers: int) -> Family:
 
 
 def mtp_spec(spec: ModelSpec, family: Family, tensors: Collection[str]) -> ModelSpec:
-    """The shape of the layer, of `family`: that of a layer of `spec` which attends. It has experts where `tensors` has
-    a router for it."""
-    like = max((i for i in range(spec.layers) if spec.attends(i)), default=spec.layers - 1)
+    """The shape of the layer, of `family`: that of a layer of `spec` which attends, with a window or without where the
+    family says so. It has experts where `tensors` has a router for it."""
+    windowed = None if family.mtp is None else family.mtp.windowed
+    alike = (i for i in range(spec.layers) if spec.attends(i) and windowed in (None, spec.windows[i] > 0))
+    like = max(alike, default=spec.layers - 1)
     router = f"{family.names['layer']}{family.names.get('router', '')}."
     indexer = replace(spec.mla.indexer, own=spec.mla.indexer.own[:1])
     sparse = "router" in family.names and any(name.startswith(router) for name in tensors)
@@ -53,6 +55,7 @@ def mtp_spec(spec: ModelSpec, family: Family, tensors: Collection[str]) -> Model
         rope=(spec.rope[like],),
         windows=(spec.windows[like],),
         mixers=(),
+        sizes=spec.sizes[like : like + 1],
         kv_source=(),
         mla=replace(spec.mla, indexer=indexer),
         bare=(),
@@ -62,3 +65,9 @@ def mtp_spec(spec: ModelSpec, family: Family, tensors: Collection[str]) -> Model
         scan=ScanSizes(),
         channels=ChannelSizes(),
     )
+
+
+def keeping_all(spec: ModelSpec) -> ModelSpec:
+    """The shape of the layer for its cache, which keeps all of a sequence even where the layer has a window: it reads
+    rows later than the model does, whose window may have left them by then."""
+    return replace(spec, windows=(0,) * spec.layers)

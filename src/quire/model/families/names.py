@@ -277,6 +277,7 @@ class MtpNames:
     `layer` before the names of a layer's roles, `join` of the matrix, and the norms. `copies`: beginnings of a table
     of tokens and of a head, which are the model's own once more. `hidden_first`: the join reads [hidden row, embedding]
     instead of [embedding, hidden row]. `roles`: names of the layer's roles, where they are not those of a layer.
+    `windowed`: the layer attends as those with a window do, or as those without one; None: as the last that attends.
     """
 
     beginning: str
@@ -288,6 +289,7 @@ class MtpNames:
     copies: tuple[str, ...] = ()
     hidden_first: bool = False
     roles: Mapping[str, str] = field(default_factory=dict)
+    windowed: bool | None = None
 
 
 OWN_MTP = MtpNames("mtp.", "layers.0.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
@@ -297,3 +299,4 @@ GGUF_NEXTN = MtpNames(
     *("", "", "nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"),
     copies=("nextn.embed_tokens.", "nextn.shared_head_head."),
 )
+GGUF_FINAL_NEXTN = replace(GGUF_NEXTN, final_norm="layer_output_norm")

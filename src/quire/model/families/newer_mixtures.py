@@ -27,6 +27,7 @@ from quire.model.families.names import (
     LLAMA,
     MIXTRAL_WRITTEN,
     OLMO2,
+    OWN_MTP,
     POST_NORMS,
     STACKED,
     without,
@@ -167,6 +168,7 @@ NEWER_MIXTURES: Mapping[str, Family | Callable[[HfConfig], Family]] = {
         spelling=(("n_shared_experts", "num_shared_experts"),),
         rewrites=(corrections_called("mlp.e_score_correction_bias"), *STACKED),
         skipped=("mtp.",),
+        mtp=replace(OWN_MTP, windowed=False),
     ),
     "solar_open": Family(
         BARE | EXPERTS | SHARED | CORRECTED,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.mixtures import CORRECTED, EXPERTS, ROUTED, SHARED, grouped_moe, layers_ahead, sigmoid_experts
-from quire.model.families.names import BIAS_FLAGS, LLAMA, STACKED, without
+from quire.model.families.names import BIAS_FLAGS, FINAL_NEXTN, LLAMA, STACKED, without
 from quire.model.families.newer_mixtures import corrections_called
 from quire.model.families.readers import only, read_moe
 from quire.model.families.row import Family
@@ -62,7 +62,7 @@ def bailing(config: HfConfig) -> Family:
         own if second else (),
         {"use_qkv_bias": ("qkv.bias",), "use_bias": ("o.bias",)},
         spelling=(("n_shared_experts", "num_shared_experts"),), skipped=layers_ahead(config),
-        rewrites=(corrections_called("mlp.gate.expert_bias"), *STACKED),
+        rewrites=(corrections_called("mlp.gate.expert_bias"), *STACKED), mtp=FINAL_NEXTN if second else None,
     )  # fmt: skip
 
 
