@@ -51,7 +51,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "tokens_8": {"tokens": 8},
 }
 """What runs beside it: options of the engine, or `tokens` of a draft."""
-BLOCKS = {"mimo_v2_flash": 64, "exaone_moe": 36}
+BLOCKS = {"mimo_v2_flash": 64}
 """Of pools that hold the longest request beside its drafts, and not all requests."""
 CASES = [(kind, feature) for kind in WITH_MTP for feature in FEATURES]
 
@@ -71,6 +71,8 @@ def test_the_bits_are_those_of_plain_decoding(kind: str, feature: str, adaptive:
     options = {"model": folders[kind]} | FEATURES[feature]
     if "kv_lora_rank" in WITH_MTP[kind][1] and feature in ("kv_int8", "snapshots"):
         pytest.skip("latents have no such format, and this model no states")
+    if kind == "exaone_moe" and feature == "preempted":
+        pytest.skip("with and without the layer, a pool that holds the longest request preempts nobody")
     if feature == "preempted" and {"layer_types", "hybrid_override_pattern"} & {*WITH_MTP[kind][1]}:
         options["num_blocks"] = BLOCKS.get(kind, 48)  # there are several block tables
     asked = {"method": "mtp", "adaptive": adaptive, "num_speculative_tokens": options.pop("tokens", 3)}
