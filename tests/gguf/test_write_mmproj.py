@@ -8,11 +8,13 @@ import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file
 
 from mmproj_models import OLDER, TYPES, make_source, write_mmproj
 from mmproj_pairs import answered, load, rows_of
@@ -22,7 +24,7 @@ from quire.cli.app import app
 from quire.compress.layouts.gguf import write_gguf
 from quire.gguf.projector_types import PROJECTORS
 from quire.model.describe import describe
-from vision_models import make_vision_model
+from vision_models import SPECIAL, make_vision_model
 
 RENAMED = {"attn_post_norm": "ln2"}
 """What the newest converter calls a norm of Llama 4, which llama.cpp looks for by its older name."""
@@ -62,7 +64,10 @@ def test_the_file_is_what_another_writer_makes(family: str, made: Made, tmp_path
     ours, theirs = (gguf.GGUFReader(path) for path in (out / "mmproj-tiny-F32.gguf", tmp_path / "other.gguf"))
     one, other = ({t.name: np.array(t.data) for t in file.tensors} for file in (ours, theirs))
     other = {_named(name, family): data for name, data in other.items()}
-    assert set(one) == set(other)
+    copied = one.pop("v.token_embd.img_break", None)
+    assert set(one) == set(other) and (copied is not None) == (TYPES[family] == "pixtral")
+    if copied is not None:
+        assert (copied == embedding_of("[IMG_BREAK]", source)).all()
     assert not [name for name in one if one[name].shape != other[name].shape or (one[name] != other[name]).any()]
     for key in {key for key in theirs.fields if key.startswith("clip.")} - {"clip.vision.projector_type"}:
         if key.endswith("feed_forward_length"):  # which converters fill with numbers of the decoder
@@ -71,6 +76,14 @@ def test_the_file_is_what_another_writer_makes(family: str, made: Made, tmp_path
             continue
         want, found = (file.fields[key].contents() for file in (theirs, ours))
         assert want == found or np.allclose(want, found), key
+
+
+def embedding_of(token: str, folder: Path) -> np.ndarray[Any, Any]:
+    """The row of the table of tokens that stands for `token`."""
+    tensors = load_file(folder / "model.safetensors")
+    table = next(tensors[name] for name in tensors if name.endswith("embed_tokens.weight"))
+    found: np.ndarray[Any, Any] = table[SPECIAL.index(token)]
+    return found
 
 
 def _named(name: str, family: str) -> str:

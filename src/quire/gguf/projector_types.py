@@ -48,7 +48,7 @@ class ProjectorType:
     of a patch lie channel by channel. `swapped`: tensors whose first two axes are swapped. `called`: what some
     converters call parts of layers -> their names. `also`: further types of models, and of towers, whose folders become
     such files. `fused`: queries, keys and values are one matrix. `side`: pixels of a side that files say where folders
-    do not.
+    do not. `copies`: tensors that others need, and no reader here -> the token whose embedding each is.
     """
 
     texts: Mapping[str, str]
@@ -69,6 +69,7 @@ class ProjectorType:
     also: tuple[str, ...] = ()
     fused: bool = False
     side: int = 0
+    copies: Mapping[str, str] = field(default_factory=dict)
 
     def writes(self, model_type: str, tower: str) -> bool:
         """Whether a folder of these types becomes such a file."""
@@ -262,6 +263,7 @@ PROJECTORS: dict[str, ProjectorType] = {
         keys=("vision.spatial_merge_size", "vision.rope.freq_base"),
         interleaved=True,
         skipped=("v.token_embd.img_break",),
+        copies={"v.token_embd.img_break": "[IMG_BREAK]"},
         also=("llava",),
     ),
     "idefics3": ProjectorType(

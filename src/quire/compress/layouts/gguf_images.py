@@ -35,6 +35,7 @@ from quire.model.vision.mmproj import NAMES, open_mmproj, settings_of
 from quire.model.vision.reading import read_pixels
 from quire.model.vision.vision_headers import VisionSaid
 from quire.ops.arrays import as_f32, to_numpy
+from quire.text.tokenizer import Tokenizer
 
 Floats = np.ndarray[Any, Any]
 NAKED = ("class_token", "newline", "std_bias", "std_scale",
@@ -134,6 +135,15 @@ class Images:
                         called = base if one in NAKED else f"{base}.{ending}"
                         yield from self._as_written(called, one, ending, numbers)
             part.source.give_back()
+        yield from self._copies()
+
+    def _copies(self) -> Iterator[tuple[str, str, str, Floats]]:
+        """Rows of the decoder's table of tokens, as far as its vocabulary has them."""
+        parts, whole = self.opened.claim.get("embed"), Tokenizer.from_folder(self.opened.folder)
+        for name, token in self.row.copies.items():
+            row = whole.token_to_id(token)
+            if row is not None and "weight" in parts:
+                yield name, "newline", "weight", to_numpy(as_f32(self.opened.source.tensor(parts["weight"])[row]))
 
     @staticmethod
     def _split(role: str, values: Floats, fused: bool) -> list[tuple[str, Floats]]:
