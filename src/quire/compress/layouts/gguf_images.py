@@ -139,9 +139,10 @@ class Images:
 
     def _copies(self) -> Iterator[tuple[str, str, str, Floats]]:
         """Rows of the decoder's table of tokens, as far as its vocabulary has them."""
-        parts, whole = self.opened.claim.get("embed"), Tokenizer.from_folder(self.opened.folder)
-        for name, token in self.row.copies.items():
-            row = whole.token_to_id(token)
+        parts, copies = self.opened.claim.get("embed"), self.row.copies
+        known = Tokenizer.from_folder(self.opened.folder) if copies else None
+        for name, token in copies.items():
+            row = None if known is None else known.token_to_id(token)
             if row is not None and "weight" in parts:
                 yield name, "newline", "weight", to_numpy(as_f32(self.opened.source.tensor(parts["weight"])[row]))
 
