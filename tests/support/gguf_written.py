@@ -131,6 +131,7 @@ MULTIPLIED_IN = ("falcon-h1",)
 """Architectures whose matrices have other numbers than those of folders."""
 LATER = (
     "muse-glimmer",
+    "hy_v4",
     "minimax-01",
     "bailingmoe3",
     "laguna",

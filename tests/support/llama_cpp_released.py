@@ -58,6 +58,7 @@ NOT_CONVERTED: dict[str, str] = {
     "bailingmoe2": SHARED_TWICE,
     "kimi-linear": "transformers writes names that the converter does not know",
     "falcon-h1 tied": "the multiplier of a tied head is lost in its file",
+    "hy_v4": "the converter leaves rows of heads as they lie, and llama.cpp turns neighbours, not halves",
     "plamo": "the converter knows the sizes of one release alone",
     "minimax-01": "the converter does not write which layers attend, and readers take every eighth",
 }

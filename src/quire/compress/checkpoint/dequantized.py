@@ -218,8 +218,9 @@ class DequantizedSource:
 
     def _vector(self, slot: _Slot) -> Tensor:
         if slot.part == "bias":
-            names = self._reader.opened.claim.get(slot.holder, *slot.place)
-            return to_torch(self._reader.read(names["bias"])).float()
+            bias = self._reader.vector(slot.holder, slot.place.layer, "bias")
+            assert bias is not None
+            return to_torch(bias)
         weight = self._reader.vector(slot.holder, slot.place.layer)
         assert weight is not None
         shape = disk_shape(DISK_ROLES[slot.holder], self._spec.at(slot.place.layer), self._family)

@@ -7,6 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quire.core.errors import ModelError
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_dense import SECTIONS
@@ -129,6 +132,53 @@ def indexers_of_glm(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[
     return {"indexer_types": ["full" if one else "shared" for one in own]}
 
 
+HYPER = {
+    "value_gate": "attn_gate",
+    **{f"hyper_{ours}{end}": f"{theirs}{end or '_fn'}" for end in ("", "_base", "_scale")
+       for ours, theirs in (("attn", "hc_attn"), ("mlp", "hc_ffn"), ("head", "output_hc"))},
+}  # fmt: skip
+"""Gates of hyper-connections and of latent attention."""
+
+
+def pairs_of_heads(heads: int, before: int, turned: int) -> NDArray[np.int64]:
+    """Rows of heads whose last `turned` numbers turn, in files by pairs of neighbours: where ours lie, of halves."""
+    pairs = np.arange(turned, dtype=np.int64).reshape(-1, 2)
+    each = np.concatenate((np.arange(before, dtype=np.int64), before + pairs.T.flatten()))
+    return (np.arange(heads, dtype=np.int64)[:, None] * len(each) + each).flatten()
+
+
+def keys_of_indexers(spec: ModelSpec) -> NDArray[np.int64]:
+    """As `pairs_of_heads`, of an indexer's key."""
+    return pairs_of_heads(1, spec.mla.indexer.head_dim - spec.mla.rope, spec.mla.rope)
+
+
+HYPER_ORDERS: Mapping[str, Callable[[ModelSpec], NDArray[np.int64]]] = {
+    "q_b": lambda spec: pairs_of_heads(spec.heads, spec.mla.nope, spec.mla.rope),
+    "kv_a": lambda spec: pairs_of_heads(1, spec.mla.rank, spec.mla.rope),
+    "index_q": lambda spec: pairs_of_heads(
+        spec.mla.indexer.heads, spec.mla.indexer.head_dim - spec.mla.rope, spec.mla.rope
+    ),
+    "index_k": keys_of_indexers,
+    "index_k_norm": keys_of_indexers,
+}
+
+
+def limits_of_hy4(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """The limit of what experts' activations read, which is one, and the layers with indexers."""
+    limits = set(raw.get("limits") or [])
+    if len(limits) != 1:
+        raise ModelError("swiglu_clamp_exp: one limit is needed, the same in every layer")
+    return {**indexers_of_glm(raw, has), "swiglu_limit": limits.pop()}
+
+
+def lists_of_hy4(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata of each layer, of config.json."""
+    layers = raw["num_hidden_layers"]
+    kinds = raw.get("indexer_types") or ["full" if i == 0 or i % 4 == 1 else "shared" for i in range(layers)]
+    limits = np.full(layers, raw.get("swiglu_limit", 10.0), np.float32)
+    return {"indexed": [kind == "full" for kind in kinds], "limits": limits}
+
+
 def growth_of_mistral4(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
     """How queries grow with their position, by multiples of the length before the context was extended."""
     scaling, step = raw.get("rope_scaling") or {}, raw.get("temperature_length")
@@ -175,6 +225,21 @@ LATENTS: dict[str, Architecture] = {
         lists={"indexed": "attention.indexer.types"},
         further=indexers_of_glm,
         tell=lambda raw: {"indexed": [kind == "full" for kind in raw.get("indexer_types", ())]},
+    ),
+    "hy_v4": replace(
+        INDEXED,
+        model_type="hy_v4",
+        names={**INDEXED.names, **HYPER},
+        fields={
+            **INDEXED.fields,
+            "hc_mult": "hyper_connection.count",
+            "hc_eps": "hyper_connection.epsilon",
+            "hc_magnitude": "hyper_connection.magnitude",
+        },
+        lists={"indexed": "attention.indexer.types", "limits": "swiglu_clamp_exp"},
+        orders=HYPER_ORDERS,
+        further=limits_of_hy4,
+        tell=lists_of_hy4,
     ),
     "kimi-linear": KIMI_LINEAR,
     "bailingmoe3": replace(

@@ -273,7 +273,7 @@ class WeightReader:
             return None
         rotated = spec.rope[layer].dim if spec.interleaved_rope else 0
         rows = disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
-        order = self.opened.family.order(role, spec) if DISK_ROLES[role].shard == ROWS else None
+        order = self.opened.family.order(role, spec) if DISK_ROLES[role].shard != COLUMNS else None
         return rows if order is None else order if rows is None else rows[order]
 
     def _whole(self, holder: str, layer: int | None, expert: int | None, wide: bool) -> tuple[QWeight, Unplaced | None]:
