@@ -148,7 +148,7 @@ def pairs_of_heads(heads: int, before: int, turned: int) -> NDArray[np.int64]:
 
 
 def keys_of_indexers(spec: ModelSpec) -> NDArray[np.int64]:
-    """As `pairs_of_heads`, of an indexer's key."""
+    """Rows of an indexer's key in a file: where ours lie."""
     return pairs_of_heads(1, spec.mla.indexer.head_dim - spec.mla.rope, spec.mla.rope)
 
 
