@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gguf_families import GPT_OSS
 from gguf_writing import SHAPE, add_tokenizer, byte_level, decoded, normal, pieces
 from llama_cpp_models import FURTHER
 from llama_cpp_peer import ENVIRONMENT, MODELS, MOST, NEMOTRON, TEXTS, Peer, replay, size
@@ -27,7 +28,8 @@ from quire.text.tokenizer import Tokenizer
 __all__ = ["peer", "pytestmark"]
 WRITTEN = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "mixtral", "qwen3moe", "qwen3next", "qwen35",
            "qwen35moe", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h_moe", "mamba2", "mamba", "falcon-mamba",
-           "jamba", "deepseek2", "deepseek2 third", "deepseek2 yarn", "kimi-linear", "falcon-h1", *FURTHER)  # fmt: skip
+           "jamba", "deepseek2", "deepseek2 third", "deepseek2 yarn", "kimi-linear", "falcon-h1", "phi2",
+           "qwen2moe", *FURTHER)  # fmt: skip
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2}
 
 
@@ -53,6 +55,7 @@ def test_numbers_are_rounded_as_ggml_does(kind: str, numbers: str) -> None:
 OWN = {
     "nemotron_h": ("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-M*-"}),
     "granitehybrid dense": ("granitemoehybrid", MODELS["granitehybrid"][1] | {"num_local_experts": 0}),
+    "gpt-oss truncated": ("gpt_oss", MODELS["gpt-oss"][1] | {"rope_parameters": GPT_OSS["rope_parameters"]}),
     "jamba dense": ("jamba", MODELS["jamba"][1] | {"num_experts": 1}),
 }
 """Models that llama.cpp reads, but does not convert from what transformers writes, and some beside."""
