@@ -75,6 +75,7 @@ def round_inputs(oracle: torch.nn.Module, group: int, dense: str) -> None:
             module.register_forward_pre_hook(rounded)
 
 
+@pytest.mark.sampled(4)
 @every_format
 def test_logits_are_those_of_the_dequantized_model(form: Format, tmp_path: Path) -> None:
     """Weights are equal and activations keep 16 bits: what is left is their rounding, 4e-5 per linear layer."""

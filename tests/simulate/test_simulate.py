@@ -90,6 +90,7 @@ def test_few_slots_of_states_find_less_of_prompts_that_begin_alike() -> None:
     assert none > many > few > 0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("seed", "name"), [*((0, name) for name in CASES), *(only_slow((1, name)) for name in CASES)])
 def test_many_steps_at_once_are_those_steps(name: str, seed: int) -> None:
     limits, load, design = CASES[name]

@@ -117,7 +117,8 @@ def write(
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(p.to(dtype))
-    copy.deepcopy(model).to(dtype).save_pretrained(folder, max_shard_size=shard)
+    stored = model if dtype is torch.float32 else copy.deepcopy(model).to(dtype)
+    stored.save_pretrained(folder, max_shard_size=shard)
     if model_type == "olmo_hybrid":
         _part_taps(folder, model.config)
     return model

@@ -233,9 +233,8 @@ class Paged:
 
     def step(self, counts: list[int], wanted: int | None = None) -> list[Tensor]:
         """The logits of `batch`."""
-        ops = self.model.decoder.ops
-        batch = ops.place(self.batch(counts, wanted))
-        ops.begin_step()
+        batch = self.batch(counts, wanted)
+        self.model.decoder.ops.begin_step()
         found = to_torch(self.model.decoder(batch, self.caches)).clone()
         return list(found.split(counts if wanted is None else [wanted]))
 

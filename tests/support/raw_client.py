@@ -47,11 +47,15 @@ def request(body: dict[str, Any] | bytes, path: str = "/v1/completions") -> byte
 async def connect(port: int, window: int = 0, source: str = "127.0.0.1") -> socket.socket:
     """A connection from the address `source`, whose receive buffer has `window` bytes."""
     sock = socket.socket()
-    sock.setblocking(False)
-    if window:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
-    sock.bind((source, 0))
-    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+    try:
+        sock.setblocking(False)
+        if window:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+        sock.bind((source, 0))
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+    except BaseException:  # whoever is cancelled meanwhile gets no socket to close
+        sock.close()
+        raise
     return sock
 
 
