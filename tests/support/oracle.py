@@ -118,10 +118,15 @@ def write(
         for p in model.parameters():
             p.copy_(p.to(dtype))
     stored = model if dtype is torch.float32 else copy.deepcopy(model).to(dtype)
-    stored.save_pretrained(folder, max_shard_size=shard)
-    if model_type == "olmo_hybrid":
-        _part_taps(folder, model.config)
+    save(stored, folder, shard)
     return model
+
+
+def save(model: PreTrainedModel, folder: Path, shard: str = "50GB") -> None:
+    """Save a model to `folder` as releases of its family lie, in files of `shard` bytes at most."""
+    model.save_pretrained(folder, max_shard_size=shard)
+    if model.config.model_type == "olmo_hybrid":
+        _part_taps(folder, model.config)
 
 
 def _part_taps(folder: Path, config: Any) -> None:

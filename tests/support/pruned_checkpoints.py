@@ -20,7 +20,7 @@ PRUNED = DENSE | MIXTURES
 ATTENTION_OUT = ("self_attn.o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "attn.out_proj",
                  "self_attn.out_proj", "self_attention.dense", "attn.attention.out_proj", "conv.out_proj",
                  "mamba.out_proj", "mixer.out_proj", "mixer.o_proj", "attn.Wo", "multi_head_attention.dense",
-                 "norm_attn_norm.attn.out_proj")  # fmt: skip
+                 "norm_attn_norm.attn.out_proj", "linear_attn.out_proj", "linear_attn.o_proj")  # fmt: skip
 HYBRIDS = ("lfm2", "lfm2_moe", "lfm3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear",
            "granitemoehybrid", "bamba", "nemotron_h", "mamba2", "mamba", "falcon_mamba", "jamba", "falcon_h1",
            "zamba2", "olmo_hybrid", "minimax", "bailing_hybrid")  # fmt: skip

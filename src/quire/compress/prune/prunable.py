@@ -119,7 +119,10 @@ class PrunableCheckpoint:
         other = [f.name for f in fields(ModelSpec) if getattr(got, f.name) != getattr(want, f.name)]
         if other:
             raise self.refuse(f"no config.json of the family says what is left: {', '.join(other)} would change")
-        PrunableCheckpoint.of(tensors, raw)
+        try:
+            PrunableCheckpoint.of(tensors, raw)
+        except ModelError as error:
+            raise self.refuse(f"what is left is no checkpoint of the family ({error.message})") from None
         return tensors, raw
 
     def refuse(self, reason: str) -> ModelError:

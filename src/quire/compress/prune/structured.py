@@ -109,6 +109,8 @@ def drop_channels(
     _has_field(model.spec, "intermediate_size", "the width of its MLPs")
     if any(model.spec.streams.sparsity):
         raise model.refuse("which gates pass depends on all channels of a row, and none can be dropped")
+    if model.claim.get("down_norm", 0):
+        raise model.refuse("a norm spans all channels of an MLP, so those that stay would change")
     widths = {model.spec.at(layer).intermediate for layer in range(model.spec.layers)}
     if len(widths) > 1:
         raise model.refuse("channels of MLPs that differ in their width cannot be dropped")
@@ -147,7 +149,7 @@ def drop_heads(
     check_heads(spec, 1)
     if any(model.config.child(rope).has("short_factor") for rope in ("rope_parameters", "rope_scaling")):
         _has_field(spec, "short_factor", "the factors of its rope")
-    if model.claim.get("q_row_norm", 0):
+    if model.claim.get("q_row_norm", 0) or model.claim.get("o_norm", 0):
         raise model.refuse("a norm spans all heads, so those that stay would change")
     if model.family.stacks:
         raise model.refuse("heads whose norms lie one by one cannot be dropped")

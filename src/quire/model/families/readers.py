@@ -92,7 +92,7 @@ def olmo3_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
 def layer_thetas(config: HfConfig, layers: int) -> tuple[Rope, ...]:
     """The rope of each layer has the base that `layer_rope_theta` says, 0 = it does not turn."""
     kinds = layer_kinds(config, layers)
-    head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
+    head_dim = config.integer("head_dim", config.integer("hidden_size") // config.integer("num_attention_heads"))
     thetas = config.raw.get("layer_rope_theta")
     thetas = [None] * layers if thetas is None else thetas
     known = isinstance(thetas, list) and len(thetas) == layers

@@ -168,7 +168,7 @@ def own_rows(base: Base, slot: int, change: TableChange, rows: int) -> OwnRows |
                 raise row_of(TENSOR, ADAPTER_TOKEN_NORMS).refusal({})
             factor = _factor(low.magnitude, _column_norms(base, low), "the table of tokens")
             low, excess = LowRank(low.a, factor[:, None] * low.b), ops.put((factor - 1)[None, None])
-        a, b = (ops.put(x) for x in (low.a.T[here], low.b.T[None]))
+        a, b = (ops.put(np.ascontiguousarray(x)) for x in (low.a.T[here], low.b.T[None]))
         return replace(found, excess=excess, a=a, b=b, first=base.table.first)
     vocabulary = base.spec.vocab_size
     ids = np.array(change.tokens, I32) if change.own is None else np.arange(vocabulary, dtype=I32)
