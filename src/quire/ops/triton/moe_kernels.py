@@ -130,7 +130,7 @@ def combine_kernel(out, y, places, weights, d, top_k, BLOCK: tl.constexpr):
     for c in range(top_k):
         place = tl.load(places + row * top_k + c).to(tl.int64)
         weight = tl.load(weights + row * top_k + c)
-        read = tl.where(weight != 0.0, d, 0)  # Triton's interpreter takes no comparison of floats beside another's
+        read = tl.where(weight != 0.0, d, 0)  # its interpreter joins no comparison of floats with one of integers
         part = tl.load(y + place * d + cols, mask=cols < read, other=0.0).to(tl.float32)
         total += part * weight
     tl.store(out + row * d + cols, total.to(out.dtype.element_ty), mask=cols < d)
