@@ -11,7 +11,7 @@ from torch import Tensor
 
 from loaded_folders import KEPT, made_anew
 from lora_adapters import KINDS, TARGETS, Extended, write_adapter
-from model_variants import SHARED_OUT as MODELS
+from model_variants import SHARED_OUT
 from oracle import backend, relative_error, write
 from oracle import logits as whole_logits
 from paged_model import Paged, prompt
@@ -27,8 +27,10 @@ from quire.parallel.comm import Comm
 from quire.parallel.rank_place import RankPlace
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import Topology
+from sparse_variants import SPARSE
 
 WORLD = 2
+MODELS = SHARED_OUT | {name: SPARSE[name] for name in ("hy_v4", "axk2")}
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
 
 
