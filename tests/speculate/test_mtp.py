@@ -51,7 +51,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "tokens_8": {"tokens": 8},
 }
 """What runs beside it: options of the engine, or `tokens` of a draft."""
-BLOCKS = {"mimo_v2_flash": 64}
+BLOCKS = {"mimo_v2_flash": 64, "qwen3_next": 42}
 """Of pools that hold the longest request beside its drafts, and not all requests."""
 CASES = [(kind, feature) for kind in WITH_MTP for feature in FEATURES]
 
