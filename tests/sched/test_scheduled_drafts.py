@@ -47,7 +47,22 @@ def test_blocks_for_a_draft_that_the_budget_cuts_are_given_back() -> None:
     assert limits == [5] and not before.chunks
     seq.draft.tokens = [1] * 5
     engine.step()
-    assert not seq.draft.tokens and len(seq.kv.blocks[0]) == -(-seq.target // 4)
+    assert not seq.draft.tokens and len(seq.kv.blocks[0]) == -(-seq.computed // 4)
+
+
+def test_nobody_is_preempted_for_blocks_of_what_the_budget_cuts_from_a_draft() -> None:
+    engine = FakeEngine(64, 1, 48, max_num_batched_tokens=4, scheduling_policy="priority")
+    requests = [request(name, [1, 2], 9, priority=priority, eos=()) for name, priority in (("late", 1), ("urgent", 0))]
+    for req in requests:
+        engine.submit(req)
+        engine.step()
+    late, urgent = engine.scheduler.running
+    assert room_for_drafts(engine.scheduler, [(urgent, 3)])[0] == [3]
+    urgent.draft.tokens = [20] * 3
+    for _ in range(engine.pool.num_free):
+        engine.pool.allocate()
+    plan = engine.scheduler.plan()
+    assert not plan.preempted and {chunk.seq: chunk.count for chunk in plan.chunks} == {late: 1, urgent: 3}
 
 
 def test_a_draft_whose_rows_are_no_numbers_is_dropped_with_all_it_wrote() -> None:

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from fake_runner import FakeEngine, request
+from fake_runner import FakeEngine, next_token, request
 from fake_states import FakeStates
+from quire.speculate.draft_limits import room_for_drafts
 from scheduler_histories import COMMON, ENGINES, Machine, assert_golden
-from turns import working
+from turns import turns, working
 
 STATES: dict[str, st.SearchStrategy[Any]] = {
     "slots": st.integers(2, 12) | st.just(40),
@@ -203,6 +204,30 @@ def test_drafts_run_tokens_again_and_change_nothing() -> None:
     run(engine, *(request(f"r{i}", [i, *range(9)], 20, eos=()) for i in range(3)))
     assert engine.accepted and engine.rejected
     assert isinstance(engine.states, FakeStates) and engine.states.again
+
+
+def test_a_draft_that_is_cut_in_a_step_ahead_leaves_its_blocks() -> None:
+    """One waits with its draft while another, all of whose draft held, runs these tokens again."""
+    engine = FakeEngine(32, 2, 48, slots=16, prefix=False, max_num_batched_tokens=4)
+    requests = [request(name, [head, 1, 2], 20, eos=()) for head, name in enumerate("ab")]
+    for each in requests:
+        engine.submit(each)
+    for _ in turns(lambda: min(len(engine.outputs.get((name, 0), [])) for name in "ab") < 2):
+        engine.step()
+    first, second = engine.scheduler.running
+    limits, before = room_for_drafts(engine.scheduler, [(first, 3), (second, 5)])
+    assert limits == [3, 5] and not before.blocks
+    for seq, limit in ((first, 3), (second, 5)):
+        for _ in range(limit):
+            seq.draft.tokens.append(next_token([*seq.tokens, *seq.draft.tokens], seq.index))
+    engine.step()
+    assert first.again == 3 and len(second.draft.tokens) == 5, "the budget was for one of them"
+    engine.ahead = True
+    engine.step()
+    assert engine.steps_ahead == 1 and len(second.draft.tokens) == 2
+    assert len(second.kv.blocks[0]) == -(-second.target // 2)
+    engine.drain()
+    assert_golden(engine, requests)
 
 
 def test_no_row_is_run_again_without_drafts_and_forks() -> None:

@@ -143,8 +143,8 @@ class Scheduler:
             if count and seq.draft.tokens:
                 seq.draft.cut(seq.target - seq.computed - count)
                 if seq.draft.tokens and not self._reserve(seq, count, copies):
-                    count -= len(seq.draft.tokens)  # a guess is not worth another's blocks
-                    seq.draft.tokens = []
+                    count, seq.draft.tokens = count - len(seq.draft.tokens), []  # a guess is not worth another's blocks
+                self.tables.trim(seq)  # what was cut may serve who comes next
             while count and not self._reserve(seq, count, copies):
                 victim = max([seq, *todo], key=self.policy.rank)
                 self._preempt(victim)
