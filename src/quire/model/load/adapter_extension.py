@@ -212,7 +212,7 @@ def head_change(base: Base, change: TableChange, rows: int, ones: Any) -> HeadCh
     scale, here = base.spec.logit_scale, base.tokens
 
     def put(x: Host) -> Any:
-        return base.ops.put(x)
+        return base.ops.put(np.ascontiguousarray(x))
 
     mine = base.ops.zeros((rows,), I32)
     if change.own is not None and base.share.rank:
