@@ -37,7 +37,7 @@ from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.layer_mixers import states_of
 from quire.model.spec import CONVOLUTION
 from quire.quant.codebook import NF4
-from sparse_variants import WHOLE
+from sparse_variants import SPARSE, WHOLE
 
 PAGE = DOCS / "models" / "pairs.md"
 BEGIN, END = "<!-- families x formats: make table -->\n", "<!-- end of families x formats -->\n"
@@ -101,6 +101,7 @@ def facts_of(family: str) -> tuple[str, dict[str, Any]]:
     if family in RELATIVES:
         return family, {} if RELATIVES[family].base in OWN_NAMES else {"intermediate_size": 128}
     all_variants = [*VARIANTS.values(), *MIXTURES.values(), *LATENT.values(), *WHOLE.values(), *ENCODERS.values()]
+    all_variants += SPARSE.values()
     facts = next(f for t, f in all_variants if t == family)
     plain = {} if family in OWN_NAMES else {"intermediate_size": 128}
     # Heads whose values are shorter than keys keep their sizes, of which an even number turns.

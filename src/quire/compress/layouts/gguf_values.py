@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ROWS = 1 << 22
 """Numbers that are widened at once."""
 TABLES = ("input_table",)
-"""Tables of which tokens beyond the last row have the first one."""
+"""Tables of which tokens beyond the last row have the first one; files have as many rows as there are tokens."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,10 @@ class Values:
         weigh = importance_of(self.important, piece.name, at, len(piece.bases), k, self.imatrix)
         step = max(1, ROWS // k)
         rows = [encode(values[i : i + step].float().numpy(), kind, weigh) for i in range(0, n, step)]
-        if piece.role in TABLES:
-            rows.append(np.repeat(rows[0][:1], shape_of(piece, self.architecture)[0] - n, 0))
-        return np.concatenate(rows)
+        if piece.role not in TABLES:
+            return np.concatenate(rows)
+        tokens = shape_of(piece, self.architecture)[0]
+        return np.concatenate((*rows, np.repeat(rows[0][:1], max(0, tokens - n), 0)))[:tokens]
 
     def _exact(self, piece: Piece, weight: Weight, kind: str) -> np.ndarray[Any, Any] | None:
         """The bytes of a matrix whose codes are the format's, None where they are not."""
