@@ -55,7 +55,7 @@ class Encoded(Paged):
         tables = torch.nn.utils.rnn.pad_sequence(self.encoded, batch_first=True).int()
         each = torch.arange(len(rows) + 1, dtype=torch.int32)
         cross = replace(batch, cu_q=each, context=self.lengths[rows], block_tables=tables[rows])
-        return replace(batch, cross=cross)
+        return replace(batch, cross=self.model.decoder.ops.place(cross))
 
 
 LATENT_SIZES = {"kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "q_lora_rank": 40,

@@ -23,12 +23,12 @@ HEADS = (MEDUSA, EAGLE, EAGLE3, DFLASH, MTP)
 """What drafts from hidden rows of the model."""
 OUT = "leave it out"
 OF_LAYERS = (
+    Exclusion(SEQUENCE_PARALLEL, STREAMS, "layers join streams of all rows of a step", OUT),
     *(
         Exclusion(a, LAYER_INPUTS, "what layers are given of tokens is made of all rows of a step", OUT)
         for a in (CONTEXT, SEQUENCE_PARALLEL)
     ),
     Exclusion(RANK_INVARIANT, STREAMS, "layers join their streams themselves, and runs of a sum are kept apart", OUT),
-    Exclusion(SEQUENCE_PARALLEL, STREAMS, "layers join streams of all rows of a step", OUT),
     Exclusion(
         SEQUENCE_PARALLEL, PASSING, "what passes a layer by has all rows of a step, and would need a rank's own", OUT
     ),

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quire.core.errors import ModelError
 from quire.model.disk.gguf_architecture import Architecture
@@ -25,6 +24,7 @@ from quire.model.disk.gguf_names import (
     WIDTH,
 )
 from quire.model.disk.gguf_windowed import GROUPS
+from quire.model.mixers.indexed import NEIGHBOURS
 from quire.model.mixers.latent import keys_from_latents, values_from_latents
 from quire.model.spec import ModelSpec
 
@@ -140,29 +140,6 @@ HYPER = {
 """Gates of hyper-connections and of latent attention."""
 
 
-def pairs_of_heads(heads: int, before: int, turned: int) -> NDArray[np.int64]:
-    """Rows of heads whose last `turned` numbers turn, in files by pairs of neighbours: where ours lie, of halves."""
-    pairs = np.arange(turned, dtype=np.int64).reshape(-1, 2)
-    each = np.concatenate((np.arange(before, dtype=np.int64), before + pairs.T.flatten()))
-    return (np.arange(heads, dtype=np.int64)[:, None] * len(each) + each).flatten()
-
-
-def keys_of_indexers(spec: ModelSpec) -> NDArray[np.int64]:
-    """Rows of an indexer's key in a file: where ours lie."""
-    return pairs_of_heads(1, spec.mla.indexer.head_dim - spec.mla.rope, spec.mla.rope)
-
-
-HYPER_ORDERS: Mapping[str, Callable[[ModelSpec], NDArray[np.int64]]] = {
-    "q_b": lambda spec: pairs_of_heads(spec.heads, spec.mla.nope, spec.mla.rope),
-    "kv_a": lambda spec: pairs_of_heads(1, spec.mla.rank, spec.mla.rope),
-    "index_q": lambda spec: pairs_of_heads(
-        spec.mla.indexer.heads, spec.mla.indexer.head_dim - spec.mla.rope, spec.mla.rope
-    ),
-    "index_k": keys_of_indexers,
-    "index_k_norm": keys_of_indexers,
-}
-
-
 def limits_of_hy4(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
     """The limit of what experts' activations read, which is one, and the layers with indexers."""
     limits = set(raw.get("limits") or [])
@@ -237,7 +214,7 @@ LATENTS: dict[str, Architecture] = {
             "hc_magnitude": "hyper_connection.magnitude",
         },
         lists={"indexed": "attention.indexer.types", "limits": "swiglu_clamp_exp"},
-        orders=HYPER_ORDERS,
+        orders=NEIGHBOURS,
         further=limits_of_hy4,
         tell=lists_of_hy4,
     ),

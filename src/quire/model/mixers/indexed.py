@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quire.core.dtypes import Dtype
 from quire.core.exclusions import features as known
@@ -45,6 +49,31 @@ ROLES = {
 """Its matrices and vectors on disk, beside those of latent attention. Each rank has all of them: what is chosen is
 chosen for all heads."""
 SHARING = frozenset({known.LATENTS, known.SHARED_INDEXERS})
+
+
+def pairs_of_heads(heads: int, before: int, turned: int) -> NDArray[np.int64]:
+    """Rows of heads whose last `turned` numbers turn, in files by pairs of neighbours: where ours lie, of halves."""
+    pairs = np.arange(turned, dtype=np.int64).reshape(-1, 2)
+    each = np.concatenate((np.arange(before, dtype=np.int64), before + pairs.T.flatten()))
+    return (np.arange(heads, dtype=np.int64)[:, None] * len(each) + each).flatten()
+
+
+def keys_of_indexers(spec: ModelSpec) -> NDArray[np.int64]:
+    """Rows of an indexer's key in a file: where ours lie."""
+    return pairs_of_heads(1, spec.mla.indexer.head_dim - spec.mla.rope, spec.mla.rope)
+
+
+NEIGHBOURS: Mapping[str, Callable[[ModelSpec], NDArray[np.int64]]] = {
+    "q_b": lambda spec: pairs_of_heads(spec.heads, spec.mla.nope, spec.mla.rope),
+    "kv_a": lambda spec: pairs_of_heads(1, spec.mla.rank, spec.mla.rope),
+    "index_q": lambda spec: pairs_of_heads(
+        spec.mla.indexer.heads, spec.mla.indexer.head_dim - spec.mla.rope, spec.mla.rope
+    ),
+    "index_k": keys_of_indexers,
+    "index_k_norm": keys_of_indexers,
+}
+"""Where our rows, of which halves of heads turn, lie in files in which neighbours do; indexers turn their last
+numbers."""
 
 
 def indexed_latents(spec: ModelSpec, layer: int) -> IndexedLatents:
