@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from fake_runner import FakeEngine, next_token, request
+from fake_runner import FakeEngine, request
 from fake_states import FakeStates
-from quire.speculate.draft_limits import room_for_drafts
 from scheduler_histories import COMMON, ENGINES, Machine, assert_golden
-from turns import turns, working
+from turns import working
 
 STATES: dict[str, st.SearchStrategy[Any]] = {
     "slots": st.integers(2, 12) | st.just(40),
@@ -206,28 +205,21 @@ def test_drafts_run_tokens_again_and_change_nothing() -> None:
     assert isinstance(engine.states, FakeStates) and engine.states.again
 
 
-def test_a_draft_that_is_cut_in_a_step_ahead_leaves_its_blocks() -> None:
-    """One waits with its draft while another, all of whose draft held, runs these tokens again."""
-    engine = FakeEngine(32, 2, 48, slots=16, prefix=False, max_num_batched_tokens=4)
-    requests = [request(name, [head, 1, 2], 20, eos=()) for head, name in enumerate("ab")]
-    for each in requests:
-        engine.submit(each)
-    for _ in turns(lambda: min(len(engine.outputs.get((name, 0), [])) for name in "ab") < 2):
-        engine.step()
-    first, second = engine.scheduler.running
-    limits, before = room_for_drafts(engine.scheduler, [(first, 3), (second, 5)])
-    assert limits == [3, 5] and not before.blocks
-    for seq, limit in ((first, 3), (second, 5)):
-        for _ in range(limit):
-            seq.draft.tokens.append(next_token([*seq.tokens, *seq.draft.tokens], seq.index))
-    engine.step()
-    assert first.again == 3 and len(second.draft.tokens) == 5, "the budget was for one of them"
-    engine.ahead = True
-    engine.step()
-    assert engine.steps_ahead == 1 and len(second.draft.tokens) == 2
-    assert len(second.kv.blocks[0]) == -(-second.target // 2)
-    engine.drain()
-    assert_golden(engine, requests)
+def test_drafts_that_fill_a_step_leave_room_to_run_them_again() -> None:
+    """A step of 4: with a draft of 3, all of which held, nobody could run these again and go on."""
+    form = {"blocks": 16, "block_size": 2, "budget": 4, "slots": 9, "interval": 3, "windows": (3,), "prefix": False,
+            "policy": "fair", "drafts": 1971623525, "close": 192, "device": {"ahead": True, "late": True}}  # fmt: skip
+    state = StateMachine()
+    state.start(form=form)
+    state.step(steps=6)
+    state.step(steps=6)
+    for head, length, most, n, priority, poison in (
+        (0, 11, 19, 3, 1, True), (0, 9, 25, 1, 1, False), (0, 12, 10, 3, 0, False), (0, 1, 24, 1, 1, False),
+        (2, 6, 19, 1, 0, False),
+    ):  # fmt: skip
+        who = ("a" if length in (12, 1) else "", "")
+        state.submit(head=head, length=length, max_tokens=most, n=n, poison=poison, priority=priority, who=who)
+    state.teardown()
 
 
 def test_no_row_is_run_again_without_drafts_and_forks() -> None:

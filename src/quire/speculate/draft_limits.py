@@ -39,6 +39,8 @@ def _room(scheduler: Scheduler, seq: Sequence, count: int, copies: list[tuple[in
     count = min(count, scheduler.max_model_len - len(seq.tokens) - 1)
     if most is not None:
         count = min(count, most - made - 1)
+    if tables.states is not None:  # all of it may hold, and is run again before the next token, in one step
+        count = min(count, scheduler.config.max_num_batched_tokens - 2)
     spare = len(scheduler.running) * len(tables.sizes.windows)
     while count > 0:
         upto = len(seq.tokens) + count
