@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from fake_runner import FakeEngine, request
+from fake_runner import FakeEngine, next_token, request
 from fake_states import FakeStates
+from quire.core.sequence import Sequence
+from quire.sched.token_budget import LEAST, MicroBatches, PrefillPace
+from quire.speculate.draft_limits import room_for_drafts
 from scheduler_histories import COMMON, ENGINES, Machine, assert_golden
-from turns import working
+from turns import turns, working
 
 STATES: dict[str, st.SearchStrategy[Any]] = {
     "slots": st.integers(2, 12) | st.just(40),
@@ -220,6 +223,39 @@ def test_drafts_that_fill_a_step_leave_room_to_run_them_again() -> None:
         who = ("a" if length in (12, 1) else "", "")
         state.submit(head=head, length=length, max_tokens=most, n=n, poison=poison, priority=priority, who=who)
     state.teardown()
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_one_whose_draft_held_goes_on_in_a_step_of_few_tokens(stages: int) -> None:
+    """Steps are cut, by a target of their time or for several stages: not below what is run again, and a row."""
+    target = 1.0 if stages == 1 else 0.0
+    engine = FakeEngine(32, 2, 48, slots=16, prefix=False, max_num_batched_tokens=32, target_itl_ms=target)
+    seq, many = drafted_whole(engine, 20)
+    assert seq.again == many
+    engine.scheduler.pace._decodes = 1.0
+    engine.scheduler._portions = MicroBatches(stages, 8)
+    engine.drain()
+    assert len(engine.outputs["a", 0]) == 30
+
+
+def test_what_is_run_again_is_no_prompt_to_who_learns_how_long_prompts_take() -> None:
+    engine, pace = FakeEngine(32, 2, 48, slots=16, max_num_batched_tokens=32), PrefillPace(0.5)
+    drafted_whole(engine, 5)
+    pace.learn(engine.scheduler.plan(), 0.5)
+    assert pace.budget(6, 100) == 6 + LEAST, "decodes alone take all of a step's time"
+
+
+def drafted_whole(engine: FakeEngine, many: int) -> tuple[Sequence, int]:
+    """A sequence all of whose draft of up to `many` tokens held in the last step, and how many these were."""
+    engine.submit(request("a", [1, 2], 30, eos=()))
+    for _ in turns(lambda: not engine.outputs):
+        engine.step()
+    (seq,) = engine.scheduler.running
+    (many,), _ = room_for_drafts(engine.scheduler, [(seq, many)])
+    for _ in range(many):
+        seq.draft.tokens.append(next_token([*seq.tokens, *seq.draft.tokens], seq.index))
+    engine.step()
+    return seq, many
 
 
 def test_no_row_is_run_again_without_drafts_and_forks() -> None:

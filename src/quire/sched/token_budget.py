@@ -44,6 +44,11 @@ def decodes(seq: Schedulable) -> bool:
     return seq.target - seq.computed <= 1 + len(seq.draft.tokens)
 
 
+def decode_rows(seq: Schedulable) -> int:
+    """Rows in a step of one that `decodes`: what is run again, its last token and its draft."""
+    return seq.again + 1 + len(seq.draft.tokens)
+
+
 def is_decode_chunk(chunk: Chunk) -> bool:
     """Whether a chunk is a token's row, with its draft, and not of a prompt."""
     return chunk.count == chunk.logits and chunk.start >= chunk.seq.prompt_len
@@ -69,7 +74,7 @@ class PrefillPace:
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
         """The step of `plan` took so long."""
-        if not self.limits or not (decodes := sum(chunk.count for chunk in plan.chunks if is_decode_chunk(chunk))):
+        if not self.limits or not (decodes := sum(chunk.rows for chunk in plan.chunks if is_decode_chunk(chunk))):
             return
         prompts = plan.num_tokens - decodes
         if not prompts:
@@ -97,12 +102,14 @@ class MicroBatches:
         self._decoding: list[list[Sequence]] = []  # of each step under way
 
     def budget(self, config: SchedulerConfig, running: GenericSequence[Sequence]) -> int:
-        """Tokens of one step, of what `config` says, which all under way share; as many as its decodes at least."""
+        """Tokens of one step, of what `config` says, which all under way share; as many as its decodes at least, and
+        as whoever runs the most tokens again needs for one more."""
         most = config.max_num_batched_tokens
         if not self.staged or not config.enable_chunked_prefill:
             return most
-        rows = sum(1 + len(seq.draft.tokens) for seq in running if decodes(seq))
-        return min(most, max(-(-most // self._steps), LEAST - (-rows // self._stages)))
+        rows = sum(decode_rows(seq) for seq in running if decodes(seq))
+        longest = max((seq.again + 1 for seq in running), default=0)
+        return min(most, max(-(-most // self._steps), LEAST - (-rows // self._stages), longest))
 
     def ready(self, unfinished: list[Sequence]) -> list[Sequence]:
         """Sequences that the next step may have a part of."""
@@ -136,7 +143,7 @@ def budget_of(
     """Tokens of the next step at most."""
     if not (pace.limits or portions.staged):
         return config.max_num_batched_tokens
-    rows = sum(1 + len(seq.draft.tokens) for seq in running if decodes(seq)) if pace.limits else 0
+    rows = sum(decode_rows(seq) for seq in running if decodes(seq)) if pace.limits else 0
     return pace.budget(rows, portions.budget(config, running))
 
 
