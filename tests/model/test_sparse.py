@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from family_tensors import rewrite
 from oracle import edit_config, logits, relative_error, write
 from paged_model import CUTS, TOLERANCE, Paged, load, prompt
 from paged_model import ops as ops
@@ -71,6 +73,13 @@ def test_what_cannot_be_computed_is_refused(field: str, value: object, tmp_path:
     edit_config(tmp_path, **{field: value})
     with pytest.raises(ModelError, match=field):
         describe(str(tmp_path))
+
+
+def test_modules_that_predict_ahead_are_left_out(tmp_path: Path) -> None:
+    """Hy4's files have them beside the layers, and transformers reads none of them."""
+    write(tmp_path, "hy_v4", **SPARSE["hy_v4"][1])
+    rewrite(tmp_path, lambda tensors: tensors | {"model.mtp_layers.0.eh_proj.weight": torch.zeros(64, 128)})
+    assert any("(1 tensors) are left out" in note for note in describe(str(tmp_path)).notes)
 
 
 @pytest.mark.parametrize(

@@ -70,4 +70,4 @@ ROLES = {
 }  # fmt: skip
 """Roles of layers, and the matrices that make streams of embedded tokens and of which the head's rows are made."""
 IN_FILE = ("input_table",)
-"""Tables of which only a few rows are ever in memory."""
+"""Tables of which only a few rows are ever in memory; tokens beyond the last row have the first one."""

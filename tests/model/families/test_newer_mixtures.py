@@ -17,6 +17,8 @@ from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
 from paged_model import CUTS, TOLERANCE, Paged, load, prompt
 from quire.core.errors import ModelError
 from quire.model.describe import describe
+from quire.model.disk.hf_config import HfConfig
+from quire.model.families.readers import turned_share
 from quire.ops.backend import Ops
 from vision_models import make_vision_model
 
@@ -127,6 +129,20 @@ def test_part_of_a_head_turns_where_minimax_says_so(tmp_path: Path) -> None:
     write_relative(tmp_path, "minimax_m1")
     edit_config(tmp_path, rotary_dim=8)
     assert describe(str(tmp_path)).spec.rope[1].dim == 8
+
+
+def test_as_many_numbers_of_a_head_turn_as_the_file_says_whatever_their_share_rounds_to(tmp_path: Path) -> None:
+    """30 of 44, and 44 * (30 / 44) is below 30."""
+    write(tmp_path, "minimax_m2", **NEWER["minimax_m2"][1] | {"head_dim": 44, "rotary_dim": 30})
+    edit_config(tmp_path, ("rope_parameters", "partial_rotary_factor"), rotary_dim=30)
+    assert describe(str(tmp_path)).spec.rope[0].dim == 30
+    edit_config(tmp_path, rotary_dim=7)
+    with pytest.raises(ModelError, match="rotary_dim: is 7, needs an even number up to the head size 44"):
+        describe(str(tmp_path))
+    share = turned_share("head_dim")
+    for size in range(2, 300):
+        for turned in range(2, size + 1, 2):
+            assert int(size * share(HfConfig({"head_dim": size, "rotary_dim": turned}, "config.json"))) == turned
 
 
 def test_a_norm_that_nothing_reads_is_left_out(tmp_path: Path) -> None:

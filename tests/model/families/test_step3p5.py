@@ -67,6 +67,8 @@ def test_the_release_is_read(ops: Ops, tmp_path: Path) -> None:
         ("swiglu_limits", ["a"] * 5),
         ("attention_other_setting", {"num_attention_heads": 5}),
         ("attention_other_setting", {"num_attention_groups": 4}),
+        ("rope_theta", [1e5, 1e3, 1e4, 1e5, 1e3]),
+        ("partial_rotary_factors", [0.5, 1.0, 1.0, 1.0, 1.0]),
     ],
 )
 def test_what_does_not_fit_is_refused(field: str, value: Any, tmp_path: Path) -> None:

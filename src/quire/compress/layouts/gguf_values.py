@@ -16,6 +16,7 @@ from quire.model.disk.gguf_architecture import Architecture
 from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.latent import from_latents
 from quire.model.spec import ModelSpec
+from quire.model.stream_roles import IN_FILE
 from quire.ops.arrays import to_torch, unit_rows
 from quire.ops.lazy import torch
 from quire.ops.weights import Weight
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 ROWS = 1 << 22
 """Numbers that are widened at once."""
-TABLES = ("input_table",)
-"""Tables of which tokens beyond the last row have the first one; files have as many rows as there are tokens."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Values:
         weigh = importance_of(self.important, piece.name, at, len(piece.bases), k, self.imatrix)
         step = max(1, ROWS // k)
         rows = [encode(values[i : i + step].float().numpy(), kind, weigh) for i in range(0, n, step)]
-        if piece.role not in TABLES:
+        if piece.role not in IN_FILE:
             return np.concatenate(rows)
         tokens = shape_of(piece, self.architecture)[0]
         return np.concatenate((*rows, np.repeat(rows[0][:1], max(0, tokens - n), 0)))[:tokens]

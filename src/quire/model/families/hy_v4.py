@@ -93,4 +93,5 @@ def hy_v4(config: HfConfig) -> Family:
         facts={**base.facts, "join": "own"},
         rewrites=(*WRITTEN, *base.rewrites),
         mtp=None,
+        skipped=(*base.skipped, "model.mtp_layers."),
     )

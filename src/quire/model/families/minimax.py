@@ -8,7 +8,7 @@ from quire.model.disk.hf_config import HfConfig
 from quire.model.families.hybrids import one_rope
 from quire.model.families.mixtures import LOCAL, MIXTRAL
 from quire.model.families.names import MIXTRAL_WRITTEN
-from quire.model.families.readers import only, read_moe
+from quire.model.families.readers import only, read_moe, turned_share
 from quire.model.families.row import Family, layer_kinds
 from quire.model.spec import ATTENTION, LIGHTNING, Factors, MoE
 
@@ -94,17 +94,11 @@ def key_dim(config: HfConfig) -> int:
     return config.integer("head_dim", config.integer("hidden_size") // heads, high=1 << 12)
 
 
-def turned(config: HfConfig) -> float:
-    """The share of a head that turns: `rotary_dim` numbers of it, where a file says so."""
-    size = config.integer("linear_key_head_dim")
-    return config.integer("rotary_dim", size, high=size) / size
-
-
 MINIMAX = Family(
     NAMES,
     {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 131072,
      "num_local_experts": 8, "num_experts_per_tok": 2, "layer_types": kinds, "linear_key_head_dim": key_dim,
-     "partial_rotary_factor": turned},
+     "partial_rotary_factor": turned_share("linear_key_head_dim")},
     {"mixers": mixers, "decay_rates": decay_rates, "windows": windows, "rope": one_rope, "moe": experts,
      "embed_scale": embed_scale, "norm_eps": norm_eps, "factors": factors},
     facts={"join": "normed_stream"},

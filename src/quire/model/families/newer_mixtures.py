@@ -32,7 +32,14 @@ from quire.model.families.names import (
     STACKED,
     without,
 )
-from quire.model.families.readers import exaone4_kinds, layer_thetas, read_moe, sparse_layers, window_rope
+from quire.model.families.readers import (
+    exaone4_kinds,
+    layer_thetas,
+    read_moe,
+    sparse_layers,
+    turned_share,
+    window_rope,
+)
 from quire.model.families.rope import NO_ROPE, Rope, read_rope
 from quire.model.families.row import Family, layer_kinds, sliding_windows
 from quire.model.families.state_space import GRANITE_EXPERTS, GRANITE_STACKED
@@ -88,12 +95,6 @@ def granite_moe_windows(config: HfConfig) -> Family:
         required=("sinks",),
         rewrites=(sinks_called("sinks"), *family.rewrites),
     )
-
-
-def turned_share(config: HfConfig) -> float:
-    """`partial_rotary_factor` by `rotary_dim`, the numbers of a head that turn."""
-    head_dim = config.integer("head_dim", high=1 << 12)
-    return config.integer("rotary_dim", head_dim, high=head_dim) / head_dim
 
 
 def sliding_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
@@ -195,7 +196,7 @@ NEWER_MIXTURES: Mapping[str, Family | Callable[[HfConfig], Family]] = {
     "minimax_m2": Family(
         MIXTRAL | ROWS_NORMED | {"router_bias": "block_sparse_moe.gate_correction"},
         {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 5e6, "max_position_embeddings": 196608,
-         "num_local_experts": 256, "num_experts_per_tok": 8, "partial_rotary_factor": turned_share},
+         "num_local_experts": 256, "num_experts_per_tok": 8, "partial_rotary_factor": turned_share("head_dim")},
         {"moe": read_moe("sigmoid", True)},
         (*ROW_NORMS, "router_bias"),
         spelling=LOCAL,

@@ -178,6 +178,20 @@ def gptj_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
     return (Rope(1e4, dim, Plain()),) * layers
 
 
+def turned_share(field: str) -> Callable[[HfConfig], float]:
+    """`partial_rotary_factor` by `rotary_dim`, the numbers of a head that turn, of `field` that it has."""
+
+    def share(config: HfConfig) -> float:
+        size = config.integer(field, high=1 << 12)
+        turned = config.integer("rotary_dim", size, high=size)
+        if turned % 2 and config.has("rotary_dim"):
+            raise config.fail("rotary_dim", f"is {turned}, needs an even number up to the head size {size}")
+        # 44 * (30 / 44) is below 30, and products are rounded down: the next share above gives 30.
+        return turned / size if int(size * (turned / size)) == turned else math.nextafter(turned / size, 1.0)
+
+    return share
+
+
 def neox_join(config: HfConfig, layers: int) -> str:
     """Return both norms: they are there either way."""
     return "parallel_two_norms" if config.flag("use_parallel_residual", True) else "sequential"

@@ -83,7 +83,8 @@ def _kinds_of_mlps(config: HfConfig, layers: int) -> list[str]:
 
 
 def _ropes_of_kinds(config: HfConfig, raw: dict[str, Any], kinds: list[str]) -> dict[str, Any]:
-    """The rope of the first layer of each kind; what `rope_scaling` says is of layers that see everything."""
+    """The rope of each kind of layer, one for all of them; what `rope_scaling` says is of layers that see
+    everything."""
     found = dict[str, Any]()
     for i, kind in enumerate(kinds):
         thetas, shares = raw.get("rope_theta"), raw.get("partial_rotary_factors")
@@ -91,7 +92,11 @@ def _ropes_of_kinds(config: HfConfig, raw: dict[str, Any], kinds: list[str]) -> 
         own = {"rope_type": "default", "rope_theta": theta if theta is not None else 1e4}
         own |= {"partial_rotary_factor": shares[i]} if isinstance(shares, list) else {}
         own |= config.child("rope_scaling").raw if kind == "full_attention" else {}
-        found.setdefault(kind, own)
+        first = found.setdefault(kind, own)
+        for field, name in (("rope_theta", "rope_theta"), ("partial_rotary_factors", "partial_rotary_factor")):
+            if own.get(name) != first.get(name):
+                reason = f"is {own.get(name)} in layer {i}, {first.get(name)} in others of {kind}: not supported"
+                raise config.fail(field, reason)
     return found
 
 

@@ -193,7 +193,7 @@ class InputsOfStream:
 
 
 @dataclass(frozen=True)
-class JoinedStreams:
+class JoinedStreams(Norm):
     """The norm of the mean of the streams, each but the first projected and brought to the length of that."""
 
     projects: tuple[Product, ...]
@@ -210,8 +210,3 @@ class JoinedStreams:
         for i in range(1, count):
             total = ops.add(total, ops.take_columns(matched, i * hidden, hidden))
         return self.norm(ops, ops.scale(total, 1.0 / count))
-
-    def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
-        """(x + delta, its norm); x is given up."""
-        x = ops.add(x, delta)
-        return x, self(ops, x)

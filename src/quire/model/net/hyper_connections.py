@@ -75,7 +75,7 @@ class RepeatedTokens:
 
 
 @dataclass(frozen=True)
-class ReadStreams:
+class ReadStreams(Norm):
     """The norm of the mixture that the head reads."""
 
     connection: Connection
@@ -84,8 +84,3 @@ class ReadStreams:
     def __call__(self, ops: Ops, x: Array) -> Array:
         """x [R, n * hidden] -> [R, hidden]."""
         return self.norm(ops, self.connection.read(ops, x, self.connection.opened(ops, x)))
-
-    def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
-        """(x + delta, its norm); x is given up."""
-        x = ops.add(x, delta)
-        return x, self(ops, x)

@@ -84,7 +84,7 @@ def absent(ops: Ops, x: Array) -> Array:
 
 
 class Norm(Protocol):
-    """A norm of rows [T, d] f32."""
+    """A norm of rows [T, d] f32. Classes that derive from it need no `add` of their own."""
 
     def __call__(self, ops: Ops, x: Array) -> Array:
         """The norm of x."""
@@ -92,7 +92,8 @@ class Norm(Protocol):
 
     def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
         """(x + delta, its norm); x is given up."""
-        ...
+        x = ops.add(x, delta)
+        return x, self(ops, x)
 
 
 @dataclass(frozen=True)
@@ -148,17 +149,12 @@ class LayerNorm:
 
 
 @dataclass(frozen=True)
-class NoNorm:
+class NoNorm(Norm):
     """x itself: families that norm only what a block adds (OLMo 2)."""
 
     def __call__(self, ops: Ops, x: Array) -> Array:
         """x."""
         return x
-
-    def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
-        """(x + delta, the same); x is given up."""
-        x = ops.add(x, delta)
-        return x, x
 
 
 @dataclass(frozen=True)
