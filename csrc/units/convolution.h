@@ -8,7 +8,7 @@
 namespace quire::QUIRE_UNIT {
 namespace {
 
-constexpr int64_t kMostTaps = 8;
+constexpr int64_t kMostTaps = 16;
 constexpr int64_t kConvolutionRows = 32, kConvolutionColumns = 1024;  // of a task
 
 struct ConvolutionCall : BatchDescriptor {

@@ -3,6 +3,7 @@
 #include "indexer.h"
 #include "latent_attention.h"
 #include "latent_cache.h"
+#include "pooled_indexer.h"
 
 namespace quire::QUIRE_UNIT {
 
@@ -13,6 +14,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&index_rope_and_cache>("index_rope_and_cache"),
     op_entry<&choose_tokens>("choose_tokens"),
     op_entry<&choose_blocks>("choose_blocks"),
+    op_entry<&choose_pooled>("choose_pooled"),
 };
 extern const OpList kLatentOps;
 const OpList kLatentOps = list_of(kOps);

@@ -1,6 +1,7 @@
 // Ops of a row at a time: norms, activations, embeddings, selection, adapters, sampling. A row's result depends on that row only.
 #include "elementwise.h"
 #include "lora.h"
+#include "ngrams.h"
 #include "sample_rows.h"
 #include "streams.h"
 
@@ -237,6 +238,8 @@ void xielu(float* x, int64_t count, double positive, double negative, double bet
 
 constexpr OpEntry kOps[] = {
     op_entry<&mix_streams>("mix_streams"),
+    op_entry<&ngram_rows>("ngram_rows"),
+    op_entry<&gate_values>("gate_values"),
     op_entry<&match_lengths>("match_lengths"),
     op_entry<&sparse_gate>("sparse_gate"),
     op_entry<&scale_columns>("scale_columns"),

@@ -14,7 +14,7 @@ from paged_model import ops as ops
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import describe
 from quire.ops.backend import Ops
-from sparse_variants import BLOCK_SPARSE, DENSE, SPARSE
+from sparse_variants import BLOCK_SPARSE, DENSE, POOLED, SPARSE
 
 __all__ = ["ops"]
 
@@ -51,11 +51,34 @@ def test_logits_of_chosen_blocks_equal_transformers_however_cut(variant: str, op
         load(tmp_path, ops, block_size=16)
 
 
-@pytest.mark.parametrize("variant", SPARSE | BLOCK_SPARSE)
-def test_all_parameters_are_known(variant: str, tmp_path: Path) -> None:
-    family, facts = (SPARSE | BLOCK_SPARSE)[variant]
+@pytest.mark.parametrize("variant", POOLED)
+def test_logits_of_blocks_with_a_key_each_equal_transformers_however_cut(
+    variant: str, ops: Ops, tmp_path: Path
+) -> None:
+    family, facts = POOLED[variant]
     oracle = write(tmp_path, family, **facts)
-    assert describe(str(tmp_path)).parameters == sum(p.numel() for p in oracle.state_dict().values())
+    sequences = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
+    sequences[0][4], sequences[0][11], sequences[1][5] = 2, 5, 2  # ends, which n-grams do not reach beyond
+    want = [logits(oracle, s) for s in sequences]
+    for block_size in (1, facts["indexer_compress_ratio"]):
+        model = load(tmp_path, ops, block_size=block_size)
+        for name, cut in CUTS.items():
+            for got, expected in zip(Paged(model, sequences).run(cut), want, strict=True):
+                assert relative_error(got, expected) <= TOLERANCE, (block_size, name)
+    edit_config(tmp_path, indexer_budget=64)
+    (other, *_) = Paged(load(tmp_path, ops, block_size=2), sequences).run(CUTS["whole"])
+    assert relative_error(other, want[0]) > 1e-3, "more blocks were there to read"
+    with pytest.raises(ConfigError, match="must be whole blocks of the cache"):
+        load(tmp_path, ops, block_size=16)
+
+
+@pytest.mark.parametrize("variant", SPARSE | BLOCK_SPARSE | POOLED)
+def test_all_parameters_are_known(variant: str, tmp_path: Path) -> None:
+    family, facts = (SPARSE | BLOCK_SPARSE | POOLED)[variant]
+    oracle = write(tmp_path, family, **facts)
+    numbers = sum(p.numel() for p in oracle.state_dict().values() if p.is_floating_point())
+    tied = oracle.lm_head.weight.numel() if facts.get("tie_word_embeddings") else 0
+    assert describe(str(tmp_path)).parameters == numbers - tied
 
 
 @pytest.mark.parametrize(
@@ -97,3 +120,33 @@ def test_blocks_that_cannot_be_chosen_are_refused(field: str, value: object, tmp
     edit_config(tmp_path, **{field: value})
     with pytest.raises(ModelError, match=field):
         describe(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ple_layer_ids", [1, 2]),
+        ("ple_layer_ids", [3]),
+        ("ple_embed_dim", 30),
+        ("ple_conv_kernel_size", 7),
+        ("eos_token_id", None),
+        ("indexer_kv_heads", 2),
+        ("indexer_compress_ratio", 3),
+        ("indexer_budget", 6),
+        ("indexer_head_dim", 12),
+        ("output_gate_type", "relu"),
+        ("hc_count", 1),
+    ],
+)
+def test_ngrams_and_keys_of_blocks_that_cannot_be_are_refused(field: str, value: object, tmp_path: Path) -> None:
+    write(tmp_path, "qwen4_exp_text", **POOLED["qwen4_exp"][1])
+    edit_config(tmp_path, **{field: value})
+    with pytest.raises(ModelError, match=field):
+        describe(str(tmp_path))
+
+
+def test_other_places_of_ngrams_than_those_of_the_files_are_refused(tmp_path: Path, ops: Ops) -> None:
+    write(tmp_path, "qwen4_exp_text", **POOLED["qwen4_exp"][1])
+    edit_config(tmp_path, seed=5)
+    with pytest.raises(ModelError, match="layer_multipliers is not what follows"):
+        load(tmp_path, ops, block_size=4)

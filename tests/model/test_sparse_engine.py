@@ -15,7 +15,7 @@ from quire.engine.local import LocalEngine
 from speculation_methods import TINY
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
-MODELS = ("indexers", "shared indexers", "block indexers")
+MODELS = ("indexers", "shared indexers", "block indexers", "pooled indexers")
 
 
 def write_model(folder: Path, name: str, dtype: torch.dtype = torch.bfloat16) -> str:
@@ -40,7 +40,7 @@ def test_a_request_gives_the_same_bits_whatever_runs_beside_it(name: str, tmp_pa
     for i in (0, 3, 5):
         engine = engine_of(model=folder, enforce_eager=True)
         assert run(engine, [requests[i]])[f"r{i}"].bits() == want[f"r{i}"]
-    edit_config(Path(folder), index_topk=200, index_topk_blocks=200)
+    edit_config(Path(folder), index_topk=200, index_topk_blocks=200, indexer_budget=3200)
     assert answers(None, 24) != want, "more tokens than are chosen were there to read"
 
 

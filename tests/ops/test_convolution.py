@@ -178,7 +178,7 @@ def small_case() -> Case:
         ({"slots": torch.tensor([0, 1, 999])}, "outside the cache"),
         ({"x": torch.zeros(3, 100)}, "causal_conv x"),
         ({"conv": Convolution(torch.zeros(3, 30), gated=True)}, "causal_conv x"),
-        ({"conv": Convolution(torch.zeros(9, 32), gated=True)}, "9 taps"),
+        ({"conv": Convolution(torch.zeros(17, 32), gated=True)}, "17 taps"),
         ({"conv": Convolution(torch.zeros(3, 32), activation="gelu", gated=True)}, "gelu"),
         ({"conv": Convolution(torch.zeros(3, 32), torch.zeros(5), gated=True)}, "bias"),
         ({"cache": allocate(RowLayout.of(16, 32, I8), 6)}, "not kept as"),

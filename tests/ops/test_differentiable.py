@@ -32,10 +32,11 @@ from quire.ops.weights import Packed, Weight, plain_packed
 
 TOLERANCE = 1e-5
 OPS = ("activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "causal_conv",
-       "choose_blocks", "choose_tokens", "clamped_swiglu", "clip", "combine", "delta_rule", "embedding", "expert_mlp",
+       "choose_blocks", "choose_pooled", "choose_tokens", "clamped_swiglu", "clip", "combine", "delta_rule",
+       "embedding", "expert_mlp", "gate_values",
        "gated_activation", "gated_mlp", "gated_rmsnorm", "grouped_linear", "head_linear",
        "index_rope_and_cache", "join_columns", "latent_attention", "latent_rope_and_cache",
-       "layernorm", "linear", "lora", "lora_expand", "lora_scale", "match_lengths", "mix_streams",
+       "layernorm", "linear", "lora", "lora_expand", "lora_scale", "match_lengths", "mix_streams", "ngram_rows",
        "norm_spans", "pick_rows", "place_columns",
        "plain_mlp", "rmsnorm", "rope_and_cache", "rope_queries", "route", "scale", "scale_by_sigmoid",
        "scale_by_softplus",

@@ -29,6 +29,13 @@ def test_choices_of_blocks_equal_the_reference(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
+def test_choices_by_keys_of_blocks_equal_the_reference(isa: str) -> None:
+    for case in CASES["choose_pooled"](generator()):
+        found, want = (run(ops, "choose_pooled", case)[:3] for ops in (ops_of(isa), reference()))
+        assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
 def test_stored_keys_equal_the_reference(isa: str) -> None:
     for case in CASES["index_rope_and_cache"](generator()):
         tolerance = 2e-5 if case["cache"].layout.dtype == F32 else 1e-2

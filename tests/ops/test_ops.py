@@ -30,7 +30,8 @@ from quire.ops.reference.caches import allocate, write
 from quire.ops.weights import Weight, plain_packed
 
 OPS = of_module("reference")
-COMPARED = [name for module in ("reference", "rowwise", "lora", "streams", "whole") for name in of_module(module)]
+MODULES = ("reference", "rowwise", "lora", "ngrams", "streams", "whole")
+COMPARED = [name for module in MODULES for name in of_module(module)]
 """Ops that no other file of tests compares with their definition."""
 
 

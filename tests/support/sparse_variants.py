@@ -43,6 +43,27 @@ BLOCK_SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m3": ("minimax_m3_vl_text", BLOCKS),
     "minimax_m3_local": ("minimax_m3_vl_text", BLOCKS | {"index_topk_blocks": 3, "index_local_blocks": 2}),
 }
+POOLED_SIZES = {
+    "num_hidden_layers": 4, "head_dim": 16, "rope_parameters": HALF_ROPE,
+    "layer_types": ["linear_attention", "linear_attention", "indexed_attention", "linear_attention"],
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
+    "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    "hc_count": 3, "hc_lowrank": 32, "indexer_n_heads": 3, "indexer_kv_heads": 1, "indexer_head_dim": 16,
+    "indexer_budget": 8, "indexer_compress_ratio": 4, "output_gate_type": "sigmoid", "ple_layer_ids": [2],
+    "ple_embed_dim": 32, "ngram_size": 3, "heads_per_ngram": 2, "ngram_vocab_size_base": 50,
+    "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4}  # fmt: skip
+POOLED: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen4_exp": ("qwen4_exp_text", POOLED_SIZES),
+    "qwen4_exp_kinds": ("qwen4_exp_text", POOLED_SIZES | {
+        "layer_types": ["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+        "ple_layer_ids": [4], "ngram_size": 4, "heads_per_ngram": 1, "ple_embed_dim": 24, "ple_conv_kernel_size": 3,
+        "split_ngram_parts": 1, "hc_count": 2, "output_gate_type": None, "indexer_n_heads": 1, "indexer_budget": 4,
+        "eos_token_id": [5, 2], "norm_topk_prob": False, "tie_word_embeddings": True}),
+    "qwen4_exp_no_ngrams": ("qwen4_exp_text", POOLED_SIZES | {
+        "ple_layer_ids": [], "num_hidden_layers": 2, "layer_types": ["indexed_attention", "linear_attention"],
+        "indexer_budget": 6, "indexer_compress_ratio": 2, "linear_conv_kernel_dim": 3}),
+}  # fmt: skip
+"""Attention to blocks by one key for each, gated residuals, and embeddings of n-grams."""
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32_short": ("deepseek_v32", SIZES | LATENT_GROUPS),
     "glm_moe_dsa_short": ("glm_moe_dsa", SIZES),

@@ -85,6 +85,14 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "index_topk_blocks": 2, "dense_intermediate_size": 96, "intermediate_size": 32, "shared_intermediate_size": 64,
         "num_local_experts": 6, "num_experts_per_tok": 3, "swiglu_limit": 0.5, "mlp_layer_types": ["dense", "sparse",
         "sparse"], "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]}),
+    "pooled indexers": ("qwen4_exp_text", {
+        "num_hidden_layers": 4, "head_dim": 16, "layer_types": ["linear_attention", "indexed_attention"] * 2,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+        "hc_count": 2, "hc_lowrank": 32, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16,
+        "indexer_budget": 32, "indexer_compress_ratio": 16, "ple_layer_ids": [3], "ple_embed_dim": 32,
+        "heads_per_ngram": 2, "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8,
+        "split_ngram_parts": 2}),
     "shared indexers": ("glm_moe_dsa", INDEXED | {
         "num_hidden_layers": 4, "indexer_types": ["full", "shared", "shared", "full"]}),
 }  # fmt: skip

@@ -44,7 +44,8 @@ class Streams:
 
     AltUp (Baykal et al. 2023): beside attention a layer adds what goes through `rank` numbers. `sparsity`: of each
     layer, the share of gates of its MLP that are 0. Hyper-connections (Zhu et al. 2024), where `most` is not 0: gates
-    of reading are `least` + a sigmoid, those of writing `least` + `most` sigmoids.
+    of reading are `least` + a sigmoid, those of writing `least` + `most` sigmoids. Gated residuals (Qwen4-Exp), where
+    `gate_rank` is not 0: gates of each number that is read go through so many numbers.
     """
 
     count: int = 0
@@ -52,6 +53,40 @@ class Streams:
     sparsity: tuple[float, ...] = ()
     most: float = 0.0
     least: float = 0.0
+    gate_rank: int = 0
 
 
 ONE_STREAM = Streams()
+
+
+@dataclass(frozen=True)
+class Ngrams:
+    """Embeddings of n-grams (Qwen4-Exp): one `layer` is given rows of a table by the last tokens; none where `tokens`
+    is 0.
+
+    It has `heads` rows of `width` numbers in all for n-grams of up to `tokens` tokens, and convolves what is made of
+    them over `taps` rows, `tokens` apart. `factors` and `sizes` are as of `quire.ops.ngrams.NgramHash`, `rows` those of
+    the table. `end`: the token that n-grams do not reach beyond.
+    """
+
+    layer: int = 0
+    tokens: int = 0
+    heads: int = 0
+    width: int = 0
+    taps: int = 0
+    factors: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    rows: int = 0
+    end: int = 0
+
+    def at(self, layer: int) -> bool:
+        """Whether `layer` is given any."""
+        return self.tokens > 0 and layer == self.layer
+
+    @property
+    def reach(self) -> int:
+        """Rows that the convolution depends on, from its first one on."""
+        return (self.taps - 1) * self.tokens + 1
+
+
+NO_NGRAMS = Ngrams()

@@ -13,9 +13,16 @@ from quire.model.families.delta_sizes import NO_DELTA, DeltaSizes
 from quire.model.families.edges import NO_EDGES, Edges
 from quire.model.families.query_scale import NO_SCALE, QueryScale
 from quire.model.families.rope import Rope
-from quire.model.layer_sizes import NO_INPUTS, ONE_STREAM, LayerInputs, LayerSizes, Streams
+from quire.model.layer_sizes import NO_INPUTS, NO_NGRAMS, ONE_STREAM, LayerInputs, LayerSizes, Ngrams, Streams
 from quire.model.tower_sizes import NO_CONNECTOR, NO_TOWER, Connector, Patches
-from quire.ops.indexer import NO_BLOCK_INDEXER, NO_INDEXER, BlockIndexer, Indexer
+from quire.ops.indexer import (
+    NO_BLOCK_INDEXER,
+    NO_INDEXER,
+    NO_POOLED_INDEXER,
+    BlockIndexer,
+    Indexer,
+    PooledIndexer,
+)
 
 ATTENTION, CONVOLUTION, DELTA, SCAN, CHANNEL_SCAN, MLP = "attention", "conv", "delta", "scan", "channel scan", "mlp"
 SHARED, LIGHTNING = "shared block", "lightning"
@@ -240,11 +247,13 @@ class ModelSpec:
     sizes: tuple[LayerSizes, ...] = ()
     inputs: LayerInputs = NO_INPUTS
     streams: Streams = ONE_STREAM
+    ngrams: Ngrams = NO_NGRAMS
     file_layers: tuple[int, ...] = ()
     bare: tuple[tuple[str, int], ...] = ()
     moe: MoE = NO_EXPERTS
     mla: MLA = MLA()
     blocks: BlockIndexer = NO_BLOCK_INDEXER
+    pooled: PooledIndexer = NO_POOLED_INDEXER
     conv: ConvSizes = ConvSizes()
     delta: DeltaSizes = NO_DELTA
     scan: ScanSizes = ScanSizes()

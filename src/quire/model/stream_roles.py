@@ -3,6 +3,7 @@ embeddings, several streams, Laurel."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from quire.model.role import Role
@@ -29,6 +30,17 @@ def _norm_gate(down: bool, sparse: bool) -> Role:
     """Either matrix of the gate of a norm, which layers have before attention, and `sparse` ones before experts."""
     shape = (lambda s: (s.norm_gate, s.hidden)) if down else (lambda s: (s.hidden, s.norm_gate))
     return Role("dense", shape, where=lambda s, i: not sparse or s.is_sparse(i), optional=True)
+
+
+def _all(spec: ModelSpec) -> int:
+    return spec.streams.count * spec.hidden
+
+
+def _gates(part: str) -> Iterator[tuple[str, Role]]:
+    """What makes a mean of streams by gates that go through few numbers."""
+    yield f"residual_{part}_norm", Role("vector", lambda s: (_all(s),), optional=True)
+    yield f"residual_{part}_down", Role("linear", lambda s: (s.streams.gate_rank, _all(s)), optional=True)
+    yield f"residual_{part}_up", Role("linear", lambda s: (_all(s), s.streams.gate_rank), optional=True)
 
 
 ROLES = {
@@ -64,6 +76,8 @@ ROLES = {
     "hyper_head": replace(_matrix("n", "all"), layer=False),
     "hyper_head_base": Role("vector", lambda s: (s.streams.count,), layer=False, optional=True),
     "hyper_head_scale": Role("vector", lambda s: (1,), layer=False, optional=True),
+    **{name: replace(role, layer=part != "head") for part in ("attn", "mlp", "head") for name, role in _gates(part)},
+    **{f"residual_{part}_inject": _matrix("n", "all") for part in ("attn", "mlp")},
     "laurel_left": Role("linear", lambda s: (s.streams.rank, s.hidden), optional=True),
     "laurel_right": Role("linear", lambda s: (s.hidden, s.streams.rank), optional=True),
     "laurel_norm": Role("vector", lambda s: (s.hidden,), optional=True),

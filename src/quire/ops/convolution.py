@@ -10,7 +10,7 @@ from quire.ops.layout import KVCache, PlainLayout
 
 ROW_FORMATS = (F32, BF16, F16)
 """Of a row in the cache: codes with a scale are not known here."""
-MOST_TAPS = 8
+MOST_TAPS = 16
 """Rows that a convolution reads at most, its own counted."""
 
 

@@ -62,8 +62,29 @@ class BlockIndexer:
         return bool(self.own) and self.own[layer]
 
 
+@dataclass(frozen=True)
+class PooledIndexer:
+    """Sizes of indexers whose keys are of blocks of tokens, means of their tokens' (Qwen4-Exp), 0 where a model has
+    none.
+
+    `heads` of queries with `head_dim` numbers each; a row reads, of the whole blocks of `size` tokens up to its own,
+    the `most` with the highest scores, and all tokens behind these. `own`: per layer, whether it has an indexer.
+    """
+
+    heads: int = 0
+    head_dim: int = 0
+    size: int = 0
+    most: int = 0
+    own: tuple[bool, ...] = ()
+
+    def at(self, layer: int) -> bool:
+        """Whether `layer` has an indexer."""
+        return bool(self.own) and self.own[layer]
+
+
 NO_INDEXER = Indexer()
 NO_BLOCK_INDEXER = BlockIndexer()
+NO_POOLED_INDEXER = PooledIndexer()
 
 
 @dataclass(frozen=True)

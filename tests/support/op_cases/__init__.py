@@ -9,6 +9,7 @@ from op_cases import (  # noqa: F401  (register their cases)
     lora,
     mla,
     moe,
+    ngrams,
     recurrent,
     reference,
     rowwise,

@@ -11,7 +11,7 @@ from op_cases.reference import rope_table
 from op_cases.registry import cases
 from op_cases.weights import normal
 from quire.core.dtypes import BF16, F32
-from quire.ops.indexer import BlockIndexer, IndexLayout
+from quire.ops.indexer import BlockIndexer, IndexLayout, PooledIndexer
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import Case
 from quire.ops.reference.caches import allocate
@@ -95,3 +95,16 @@ def choose_blocks_cases(g: Generator) -> Iterator[Case]:
             for most, local in ((1, 1), (3, 1), (5, 2)):
                 yield block_case(g, IndexLayout.of(size, d, dtype), heads, BlockIndexer(d, own, most, local), MIXED)
         yield block_case(g, IndexLayout.of(16, 64, dtype), 4, BlockIndexer(64, 128, 2, 1), ((1, 1300), (40, 540)))
+
+
+@cases("choose_pooled")
+def choose_pooled_cases(g: Generator) -> Iterator[Case]:
+    for dtype in (BF16, F32):
+        for size, heads, d, own in ((1, 2, 16, 4), (4, 1, 24, 4), (4, 33, 8, 16), (16, 4, 64, 16), (2, 8, 32, 8)):
+            for most in (1, 3, 9):
+                case = index_case(g, IndexLayout.of(size, d, dtype), heads, 1, MIXED)
+                kept = {name: case[name] for name in ("q", "cache", "cu_q", "context", "block_tables")}
+                yield kept | {"sizes": PooledIndexer(heads, d, own, most)}
+        case = index_case(g, IndexLayout.of(4, 64, dtype), 4, 1, ((1, 4099), (40, 540)))
+        kept = {name: case[name] for name in ("q", "cache", "cu_q", "context", "block_tables")}
+        yield kept | {"sizes": PooledIndexer(4, 64, 4, 200)}

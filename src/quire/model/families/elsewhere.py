@@ -20,7 +20,6 @@ SLOWLY = "its folder runs by the code of an installed transformers, slowly (pip 
 HERE = (*FAMILIES, *MULTIMODAL)
 _DOTS = "latents whose sizes differ by layer, windows of latents, and a norm of the part of a key that turns"
 _STREAMS = "several streams that layers mix by weights that they compute (hyper-connections)"
-_QWEN4 = "blocks of keys chosen for groups of heads, gated residuals and embeddings of n-grams"
 LACKS: Mapping[str, str] = {
     "arctic": "experts beside the MLP that read what attention reads",
     "arwkv7": "shifts of tokens and a recurrence with decays of channels",
@@ -37,8 +36,6 @@ LACKS: Mapping[str, str] = {
     "mistral_large4": "a rope of learned frequencies, queries scaled for each head, and latents that layers share",
     "muse_spark_text": "a gate of what is added to the stream, and a norm of what each expert makes",
     "plamo2": "scans of heads whose time steps, B and C are made of what was convolved",
-    "qwen4_exp": _QWEN4,
-    "qwen4_exp_text": _QWEN4,
     "recurrent_gemma": "a linear recurrence of channels whose decays are gated by their inputs",
     "rwkv": "shifts of tokens and a recurrence of weighted values",
     "rwkv6": "shifts of tokens and a recurrence with decays of channels",

@@ -137,6 +137,7 @@ _MISTRAL = _SIZES | {"intermediate_size": 14336, "vocab_size": 32000, "num_key_v
 _QWEN2 = _SIZES | {"intermediate_size": 22016, "vocab_size": 151936, "num_key_value_heads": 32}
 _QWEN3_5 = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16, "intermediate_size": 12288,
             "vocab_size": 248320}  # fmt: skip
+_QWEN3_5_MOE = {"hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16, "vocab_size": 248320}
 _GEMMA3 = {"hidden_size": 2304, "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4,
            "head_dim": 256, "intermediate_size": 9216, "vocab_size": 262208}  # fmt: skip
 LEFT_OUT: dict[str, Raw] = {
@@ -146,7 +147,8 @@ LEFT_OUT: dict[str, Raw] = {
     "gemma3_text": _GEMMA3,
     "lfm2": {"hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 65536},
     "qwen3_5_text": _QWEN3_5,
-    "qwen3_5_moe_text": {"hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16, "vocab_size": 248320},
+    "qwen3_5_moe_text": _QWEN3_5_MOE,
+    "qwen4_exp_text": _QWEN3_5_MOE,
     "qwen2_vl_text": {"rope_theta": 1e6, "max_position_embeddings": 32768, "num_key_value_heads": 8},
     "qwen2_5_vl_text": {"rope_theta": 1e6, "max_position_embeddings": 32768, "num_key_value_heads": 8},
     "qwen3_vl_text": {"rope_theta": 5e5, "max_position_embeddings": 128000, "head_dim": 128},

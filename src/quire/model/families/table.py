@@ -41,6 +41,7 @@ from quire.model.families.newer_mixtures import NEWER_MIXTURES
 from quire.model.families.older_dense import OLDER_DENSE
 from quire.model.families.published import PUBLISHED
 from quire.model.families.published_mixtures import PUBLISHED_MIXTURES
+from quire.model.families.qwen4 import qwen4_exp
 from quire.model.families.readers import (
     alibi_slopes,
     alternating,
@@ -286,6 +287,7 @@ FAMILIES: dict[str, Row] = {
     "falcon_h1": falcon_h1,
     "kimi_linear": kimi_linear,
     "hy_v4": hy_v4,
+    "qwen4_exp_text": qwen4_exp,
     "minimax": MINIMAX,
     "minimax_m1": MINIMAX,
     "minimax_text_01": MINIMAX,

@@ -13,6 +13,7 @@ from quire.model.load.latent import load_latent
 from quire.model.load.lightning import load_lightning
 from quire.model.load.parts import load_table
 from quire.model.load.placement import Unplaced
+from quire.model.load.pooled_indexed import load_pooled_indexed
 from quire.model.load.reader import WeightReader
 from quire.model.load.scan import load_scan
 from quire.model.load.shared_block import load_shared_block
@@ -25,7 +26,9 @@ from quire.model.mixers.delta import DeltaRule
 from quire.model.mixers.indexed import IndexedLatents
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.lightning import Lightning
+from quire.model.mixers.ngram_delta import NgramDeltaRule
 from quire.model.mixers.no_mixer import NoMixer
+from quire.model.mixers.pooled_indexed import PooledIndexedAttention
 from quire.model.mixers.scan import SelectiveScan
 from quire.model.mixers.shared_block import SharedBlock
 from quire.model.mixers.short_conv import ShortConvolution
@@ -83,6 +86,13 @@ def load_block_sparse(reader: WeightReader, index: int, rope: Unplaced) -> Mixed
     return reader.linear(("q", "k", "v"), index), load_block_indexed(reader, index), None
 
 
+def load_pooled_sparse(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
+    """Attention of layer `index` to blocks chosen by keys of blocks."""
+    gate = load_gate(reader, index)
+    assert gate is not None, "the family requires it"
+    return reader.linear(("q", "k", "v"), index), load_pooled_indexed(reader, index, rope, gate), None
+
+
 def load_convolution(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     """The short convolution of layer `index`, which turns nothing by its position."""
     return *load_short_conv(reader, index), None
@@ -127,8 +137,10 @@ MIXERS: Mapping[type, Callable[[WeightReader, int, Unplaced], Mixed]] = {
     Latents: load_latents,
     IndexedLatents: load_indexed_latents,
     BlockIndexedAttention: load_block_sparse,
+    PooledIndexedAttention: load_pooled_sparse,
     ShortConvolution: load_convolution,
     DeltaRule: load_delta,
+    NgramDeltaRule: load_delta,
     SelectiveScan: load_selective_scan,
     ChannelScan: load_scan_of_channels,
     Lightning: load_lightning_attention,

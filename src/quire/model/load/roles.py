@@ -93,6 +93,7 @@ FUSED = {
     "gate_up": ("gate", "up"),
     "conv_in": ("conv_write", "conv_read", "conv_x"),
     "delta_qkv": ("delta_q", "delta_k", "delta_v"),
+    "pooled_index_qk": ("pooled_index_q", "pooled_index_k"),
     "scan_in": ("scan_z", "scan_x", "scan_b", "scan_c", "scan_dt"),
     "channel_in": ("channel_x", "channel_z"),
     "channel_read": ("channel_dt", "channel_b", "channel_c"),

@@ -15,6 +15,8 @@ from quire.model.mixers import (
     indexed,
     latent,
     lightning,
+    ngram_delta,
+    pooled_indexed,
     scan,
     shared_block,
     short_conv,
@@ -27,6 +29,7 @@ from quire.model.mixers.indexed import indexed_latents
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.lightning import Lightning
 from quire.model.mixers.mixer import LayerCacheSpec, Mixer
+from quire.model.mixers.ngram_delta import NgramDeltaRule
 from quire.model.mixers.no_mixer import NoMixer
 from quire.model.mixers.scan import SelectiveScan
 from quire.model.mixers.shared_block import SharedBlock
@@ -40,11 +43,13 @@ ROLES = {
     for kind in (
         attention,
         block_indexed,
+        pooled_indexed,
         latent,
         indexed,
         cross,
         short_conv,
         delta,
+        ngram_delta,
         scan,
         channel_scan,
         shared_block,
@@ -68,6 +73,8 @@ WITHOUT_KEYS: Mapping[str, Callable[[ModelSpec], Mixer]] = {
 
 def mixer_of(spec: ModelSpec, layer: int) -> Mixer:
     """What stands between the norm and the MLP of `layer`."""
+    if spec.ngrams.at(layer):
+        return NgramDeltaRule(spec.delta, ngrams=spec.ngrams, streams=spec.streams.count * spec.hidden)
     if not spec.attends(layer):
         return WITHOUT_KEYS[spec.mixers[layer]](spec)
     spec = spec.at(layer)
@@ -80,6 +87,8 @@ def mixer_of(spec: ModelSpec, layer: int) -> Mixer:
         return Latents(spec.heads, spec.head_dim, mla.q_rank, mla.rank, mla.rope)
     if spec.blocks.at(layer):
         return block_indexed.block_indexed(spec)
+    if spec.pooled.at(layer):
+        return pooled_indexed.pooled_indexed(spec)
     kind = EncoderDecoderAttention if spec.encoder_decoder else Attention
     return kind(spec.heads, spec.kv_heads, spec.head_dim)
 
@@ -103,7 +112,7 @@ def features_of(spec: ModelSpec) -> frozenset[Feature]:
 
 def own_heads(spec: ModelSpec) -> bool:
     """Whether in all layers each head has rows of the matrices q, k and v, and of no others."""
-    return all(mixer.own_heads for mixer in mixers_of(spec)) and not any(spec.blocks.own)
+    return all(mixer.own_heads for mixer in mixers_of(spec)) and not any(spec.blocks.own + spec.pooled.own)
 
 
 def scaled(spec: ModelSpec) -> bool:

@@ -9,7 +9,7 @@ from quire.ops.arrays import Host, address
 from quire.ops.cpu.descriptor_cache import batch_descriptor, rope_descriptor
 from quire.ops.cpu.state import Cpu
 from quire.ops.descriptors import CacheDescriptor
-from quire.ops.indexer import EPS, BlockIndexer, index_dim
+from quire.ops.indexer import EPS, BlockIndexer, PooledIndexer, index_dim
 from quire.ops.layout import KVCache
 from quire.ops.native import check
 from quire.ops.op import impl
@@ -64,6 +64,23 @@ def choose_blocks(
     if rows:
         most = sizes.most, sizes.local
         cpu.call("choose_blocks", tables, contexts, q, at_cache, batch, rows, heads, sizes.size, *most)
+    return tables, contexts, np.arange(rows + 1, dtype=I32)
+
+
+@impl("choose_pooled", "cpu")
+def choose_pooled(
+    cpu: Cpu, q: Host, cache: KVCache, cu_q: Host, context: Host, block_tables: Host, sizes: PooledIndexer
+) -> tuple[Host, Host, Host]:
+    d = index_dim(cache)
+    rows, width = check(q, "choose_pooled q", F32, -1, -1).shape
+    heads, per = width // d, sizes.size // cache.layout.block_size
+    if width % d:
+        raise ValueError(f"choose_pooled: {width} columns are not heads of {d} numbers")
+    batch = batch_descriptor(cpu, "choose_pooled", (cu_q, context, block_tables))
+    at_cache = _descriptor(cpu, cache)
+    tables, contexts = cpu.arena.empty(rows, (sizes.most + 1) * per, I32), cpu.arena.empty(1, rows, I32)[0]
+    if rows:
+        cpu.call("choose_pooled", tables, contexts, q, at_cache, batch, rows, heads, sizes.size, sizes.most)
     return tables, contexts, np.arange(rows + 1, dtype=I32)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire.core.dtypes import BF16
 from quire.ops.autograd_cache import AutogradCache
-from quire.ops.indexer import BlockIndexer, index_dim
+from quire.ops.indexer import BlockIndexer, PooledIndexer, index_dim
 from quire.ops.layout import KVCache
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import op
@@ -108,6 +108,45 @@ def choose_blocks(
                 tables[head, row, : len(places)] = blocks[places]
                 contexts[head, row] = (len(ids) - 1) * sizes.size + (seen - 1) % sizes.size + 1
     return tables.flatten(0, 1), contexts, torch.arange(len(q) + 1, dtype=torch.int32)
+
+
+@op(tolerance=0.0)
+def choose_pooled(
+    q: Tensor, cache: KVCache, cu_q: Tensor, context: Tensor, block_tables: Tensor, sizes: PooledIndexer
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Blocks of the cache that each row reads, as a batch of sequences of one row.
+
+    The key k of a block of `sizes.size` tokens is that of its last token; it scores by the sum over heads h of
+    max(0, q_h . k): q [T, heads * d] f32. Of the whole blocks up to its own token a row reads the `sizes.most` with the
+    highest scores, and all tokens behind them; of equal scores the earlier block counts more. The batch is as in
+    `attention`.
+
+    Returns T tables of blocks of the cache, ascending, int32 [T, n], -1 behind them; how many tokens these hold up to
+    the row's own, int32 [T]; and the `cu_q` of T rows, int32 [T + 1].
+    """
+    d, held = index_dim(cache), cache.layout.block_size
+    heads, per = q.shape[1] // d, sizes.size // held
+    queries = q.detach().view(len(q), heads, d)
+    if cache.layout.dtype == BF16:
+        queries = queries.bfloat16().float()
+    tables = torch.full((len(q), (sizes.most + 1) * per), -1, dtype=torch.int32)
+    contexts = torch.zeros(len(q), dtype=torch.int32)
+    for s in range(len(context)):
+        begin, end, length = int(cu_q[s]), int(cu_q[s + 1]), int(context[s])
+        if begin == end:
+            continue
+        blocks, last = block_tables[s].long(), torch.arange(1, length // sizes.size + 1) * sizes.size - 1
+        keys = _keys(cache, blocks[last // held] * held + last % held).float()
+        scores = torch.einsum("thd,sd->hts", queries[begin:end], keys).clamp(min=0).sum(0)
+        for row in range(begin, end):
+            seen = length - end + row + 1
+            count, rest = divmod(seen, sizes.size)
+            best = scores[row - begin, :count].sort(descending=True, stable=True).indices[: sizes.most].sort().values
+            places = (best[:, None] * per + torch.arange(per)).flatten()
+            places = torch.cat((places, count * per + torch.arange(-(-rest // held))))
+            tables[row, : len(places)] = blocks[places].int()
+            contexts[row] = len(best) * sizes.size + rest
+    return tables, contexts, torch.arange(len(q) + 1, dtype=torch.int32)
 
 
 def _keys(cache: KVCache, slots: Tensor) -> Tensor:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from quire.ops.indexer import BlockIndexer, index_dim
+from quire.ops.indexer import BlockIndexer, PooledIndexer, index_dim
 from quire.ops.layout import KVCache
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import impl
 from quire.ops.triton import indexer_kernels as kernels
+from quire.ops.triton import pooled_kernels as pooled
 from quire.ops.triton.attention import DOTS
 from quire.ops.triton.cache import heads_together, pairs_of
 from quire.ops.triton.checks import activations, tensor
@@ -97,6 +98,35 @@ def choose_blocks(
         kernels.pick_blocks_kernel[(count, heads)](
             tables, contexts, scores, cu_q, context, block_tables, first, sequences, rows, sizes.most, span,
             block_tables.stride(0), HEADS=heads, SIZE=held, WIDTH=sizes.size, PER=per, BP=next_power_of_2(per),
+            BLOCK=max(16, tuned["block"] // next_power_of_2(per)),
+        )  # fmt: skip
+    return tables, contexts, torch.arange(rows + 1, dtype=I32, device=gpu.device)
+
+
+@impl("choose_pooled", "triton")
+def choose_pooled(
+    gpu: Gpu, q: Tensor, cache: KVCache, cu_q: Tensor, context: Tensor, block_tables: Tensor, sizes: PooledIndexer
+) -> tuple[Tensor, Tensor, Tensor]:
+    d, held = _checked(cache), cache.layout.block_size
+    rows, width = activations(q, "choose_pooled q")
+    heads, per = width // d, sizes.size // held
+    if width % d or sizes.size % held:
+        raise ValueError(f"choose_pooled: {width} columns, {sizes.size} tokens are not heads of {d}, blocks of {held}")
+    sequences = _batch("choose_pooled", cu_q, context, block_tables)
+    tables, contexts = gpu.empty(rows, (sizes.most + 1) * per, dtype=I32), gpu.empty(rows, dtype=I32)
+    span, tuned = cdiv(block_tables.shape[1], per), _sizes(gpu, cache, heads)
+    together = rows_at_once(rows, span)
+    scores = gpu.empty(together, span)
+    for first in range(0, rows, together):
+        count, parts = min(together, rows - first), _parts(gpu, rows, cdiv(span, tuned["keys"]))
+        pooled.pooled_scores_kernel[(count, parts)](
+            scores, q, cache.keys, cu_q, context, block_tables, first, sequences, parts, sizes.most, span,
+            block_tables.stride(0), cache.keys.stride(0), WIDTH=sizes.size, BN=tuned["keys"], **_static(cache, heads),
+            num_warps=tuned["warps"], num_stages=tuned["stages"],
+        )  # fmt: skip
+        pooled.pick_pooled_kernel[(count,)](
+            tables, contexts, scores, cu_q, context, block_tables, first, sequences, sizes.most, span,
+            block_tables.stride(0), SIZE=held, WIDTH=sizes.size, PER=per, BP=next_power_of_2(per),
             BLOCK=max(16, tuned["block"] // next_power_of_2(per)),
         )  # fmt: skip
     return tables, contexts, torch.arange(rows + 1, dtype=I32, device=gpu.device)

@@ -65,10 +65,11 @@ def seen_by(row, cu_q, context, sequences):
 
 @triton.jit
 def products(x, keys, table, at, seen, block_step, D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr,
-             BN: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
-    """Queries x [BH, BD] times the keys of tokens at..at + BN, f32 [BH, BN]; 0 where none is `seen`."""
-    token, d = at + tl.arange(0, BN), tl.arange(0, BD)
-    inside = token < seen
+             BN: tl.constexpr, DOT: tl.constexpr, WIDTH: tl.constexpr = 1):  # fmt: skip
+    """Queries x [BH, BD] times the keys of tokens at..at + BN, or of the last ones of blocks of WIDTH tokens, f32
+    [BH, BN]; 0 where none is `seen`."""
+    place, d = at + tl.arange(0, BN), tl.arange(0, BD)
+    inside, token = place < seen, place * WIDTH + WIDTH - 1
     block = tl.load(table + token // SIZE, mask=inside, other=0)
     where = block.to(tl.int64) * block_step + token % SIZE * D
     k = tl.load(keys + where[:, None] + d[None, :], mask=inside[:, None] & (d < D)[None, :], other=0.0).to(DOT)
