@@ -18,6 +18,7 @@ from gguf import GGMLQuantizationType as Type
 from foreign_weights import awq, compressed_config, dequantize, gptq, packed, quantize, replace_linears
 from gguf_families import FAMILIES, WIDE
 from gguf_models import write_gguf
+from gguf_written import write_folder
 from hidden_rows import hide_rows
 from model_variants import BORROWED
 from net_checks import ALL, error, oracle_logits, random_tokens, read_back, write_net
@@ -26,6 +27,7 @@ from oracle import edit_config, write
 from paged_model import TOLERANCE
 from quire.compress.checkpoint.dequantized import FusedSource
 from quire.compress.checkpoint.net import Net
+from quire.compress.layouts.gguf import write_gguf as write_as_gguf
 from quire.core.errors import ModelError
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import Checkpoint
@@ -44,6 +46,19 @@ def test_gguf_files_become_folders(name: str, tmp_path: Path) -> None:
         assert error(oracle_logits(read_back(tmp_path / "out", family), tokens), want) <= TOLERANCE
         assert error(Net.open(str(tmp_path / "out")).logits(tokens), want) <= TOLERANCE
     assert (tmp_path / "out" / "tokenizer.json").is_file()
+
+
+def test_a_file_of_stacks_that_run_in_turns_becomes_a_folder(tmp_path: Path) -> None:
+    oracle, tokens = write_folder(tmp_path, "hrm_text"), random_tokens(2, 9)
+    write_as_gguf(tmp_path, tmp_path / "model.gguf", "F32")
+    net = Net.open(str(tmp_path / "model.gguf"))
+    write_net(tmp_path / "out", net)
+    own, made = (load_file(folder / "model.safetensors") for folder in (tmp_path, tmp_path / "out"))
+    assert own.keys() == made.keys()
+    with torch.no_grad():
+        want = oracle_logits(oracle, tokens)
+        assert error(net.logits(tokens), want) <= TOLERANCE
+        assert error(oracle_logits(read_back(tmp_path / "out", "hrm_text"), tokens), want) <= TOLERANCE
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_K, Type.Q8_0])

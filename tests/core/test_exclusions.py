@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from attention_variants import GATED_DENSE
 from gemma_variants import GEMMAS
 from head_folders import saved, write_medusa
 from hidden_rows import hide_rows
@@ -128,6 +129,7 @@ FOLDERS: dict[f.Feature, Callable[[Path], object]] = {
     f.CHANNEL_SCANS: lambda path: write(path, TINY["channel_scans"][0], **TINY["channel_scans"][1]),
     f.SHARED_BLOCKS: lambda path: write(path, TINY["shared_blocks"][0], **TINY["shared_blocks"][1]),
     f.STREAMS: lambda path: write(path, GEMMAS["gemma3n"][0], **GEMMAS["gemma3n"][1]),
+    f.TURNS: lambda path: write(path, GATED_DENSE["hrm_text"][0], **GATED_DENSE["hrm_text"][1]),
     f.LAYER_INPUTS: lambda path: write(path, GEMMAS["gemma4_small"][0], **GEMMAS["gemma4_small"][1]),
     f.PASSING: lambda path: write(path, LATENTS["longcat_flash"][0], **LATENTS["longcat_flash"][1]),
     f.UNLIKE_LAYERS: lambda path: write(path, GEMMAS["gemma4"][0], **GEMMAS["gemma4"][1]),

@@ -43,7 +43,9 @@ from turns import turns
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
 PYDOC = str(paths.PYDOC)
-CLASSES = {name: model for name, model in MODELS.items() if name != "several streams"} | {
+CLASSES = {
+    name: model for name, model in MODELS.items() if name not in ("several streams", "stacks that run in turns")
+} | {
     "post-LN": VARIANTS["opt_350m"],
     "learned positions": VARIANTS["opt"],
     "a narrow head": VARIANTS["opt_narrow"],

@@ -54,8 +54,13 @@ MIMO = {
 }
 PLAIN_KINDS = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
                "full_attention": {"rope_type": "default", "rope_theta": 1e5}}  # fmt: skip
+HRM = {"num_hidden_layers": 2, "head_dim": 16, "num_key_value_heads": 4}
 MUSE = {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 4}
 GATED_DENSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "hrm_text": ("hrm_text", HRM | {"initializer_range": 0.5}),
+    "hrm_text_turns": ("hrm_text", HRM | {"num_hidden_layers": 1, "H_cycles": 3, "L_cycles": 1, "head_dim": 24,
+                                          "attention_bias": True, "mlp_bias": True, "embedding_scale": 2.0,
+                                          "tie_word_embeddings": True}),
     "muse_glimmer": ("muse_glimmer_text", MUSE),
     "muse_glimmer_thetas": ("muse_glimmer_text", MUSE | {
         "layer_rope_theta": [0, 500.0, 500.0], "layer_types": ["full_attention", "sliding_attention", "full_attention"],

@@ -105,6 +105,8 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         "moe_intermediate_size": 40, "num_hidden_layers": 4, "n_group": 2, "layer_types": [FULL, LOCAL] * 2,
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
                             for kind, theta in ((FULL, 1e5), (LOCAL, 1e3))}}),
+    "hrm_text": ("hrm_text", {"num_hidden_layers": 2, "head_dim": 16, "num_key_value_heads": 4,
+                              "initializer_range": 0.5}),
     "plamo": ("plamo", {}),
     "muse-glimmer": ("muse_glimmer_text", FOUR | {"head_dim": 16, "qk_scale_factor": 2.5}),
     "minimax-01": ("minimax", LIGHTNING | {"layer_types": ["linear_attention", FULL, "linear_attention"]}),

@@ -132,6 +132,7 @@ MULTIPLIED_IN = ("falcon-h1",)
 LATER = (
     "muse-glimmer",
     "hy_v4",
+    "hrm_text",
     "minimax-01",
     "bailingmoe3",
     "laguna",

@@ -40,6 +40,7 @@ TARGETS = {
     "muse_glimmer_text": ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     "afmoe": ("self_attn.gate_proj", "q_proj", "o_proj"),
     "laguna": ("g_proj", "q_proj", "o_proj"),
+    "hrm_text": ("self_attn.gate_proj", "k_proj", "o_proj", "up_proj", "down_proj"),
     "lfm3": ("g_proj", "in_proj", "v_proj"),
     "qwen3_5_text": ("q_proj", "o_proj", "in_proj_qkv", "in_proj_z"),
     "longcat_flash": ("o_proj", "gate_proj", "up_proj", "down_proj"),
@@ -52,6 +53,7 @@ FACTS = {"lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_mult
          "minimax": NEWER["minimax"][1], "muse_glimmer_text": VARIANTS["muse_glimmer"][1],
          "mamba": VARIANTS["mamba_biases"][1], "nemotron_h": VARIANTS["nemotron_h"][1],
          "afmoe": GATED["afmoe"][1], "laguna": GATED["laguna"][1], "lfm3": GATED_DENSE["lfm3"][1],
+         "hrm_text": GATED_DENSE["hrm_text"][1],
          "longcat_flash": LATENT_VARIANTS["longcat_flash"][1], "step3p5": GATED["step3p5"][1],
          "qwen3_5_text": VARIANTS["qwen3_5"][1],
          "gemma3n_text": GEMMAS["gemma3n"][1], "gemma4_text": GEMMAS["gemma4_small"][1]}  # fmt: skip

@@ -228,6 +228,7 @@ SHARED_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     "decays of heads that are fixed": MIXTURES["minimax"],
     "norms that replace the stream, factors": MIXTURES["minimax_factors"],
     "gates, and norms with an epsilon of their own": GATED_DENSE["muse_glimmer_thetas"],
+    "stacks that run in turns": GATED_DENSE["hrm_text"],
     "experts that pass a layer by": LATENT_VARIANTS["longcat_flash"],
     "activations limited by layer": GATED["step3p5"],
     "values shorter than keys": GATED["mimo_v2_flash"],

@@ -49,7 +49,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def layers_of(model: PreTrainedModel) -> list[nn.Module]:
-    count = model.config.num_hidden_layers
+    count = getattr(model.config, "num_layers_per_stack", None) or model.config.num_hidden_layers
     return list(next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from attention_variants import GATED_DENSE
 from engine_answers import Answer, engine_of, run
 from gemma_variants import GEMMAS
 from model_variants import MIXTURES
@@ -69,6 +70,7 @@ MORE = {
     "channels alone": VARIANTS["mamba"],
     "channels with norms": VARIANTS["falcon_mamba"],
     "several streams": (GEMMAS["gemma3n"][0], GEMMAS["gemma3n"][1] | WHOLE_GROUPS | {"laurel_rank": 32}),
+    "stacks in turns": ("hrm_text", GATED_DENSE["hrm_text"][1] | {"intermediate_size": 96}),
     "layers of two sizes": (GEMMAS["gemma4_small"][0], GEMMAS["gemma4_small"][1] | WHOLE_GROUPS),
 }
 """Further models, most with a recurrent state, beside those of `TINY`."""

@@ -19,6 +19,7 @@ from quire.core.exclusions.features import (
     QUANTIZED,
     REFERENCE_OPS,
     STREAMS,
+    TURNS,
     UNLIKE_LAYERS,
     found,
 )
@@ -45,6 +46,7 @@ def known_of(config: EngineConfig, model: ModelFacts | ModelHeaders) -> Known:
         (QUANTIZED, again),
         (LAYER_INPUTS, spec.inputs.width > 0),
         (STREAMS, spec.streams.count > 0),
+        (TURNS, spec.streams.turns.stack > 0),
         (PASSING, spec.moe.late),
         (UNLIKE_LAYERS, len({(size.heads, size.kv_heads, size.head_dim) for size in spec.sizes}) > 1),
     )

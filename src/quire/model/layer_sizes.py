@@ -39,13 +39,62 @@ NO_INPUTS = LayerInputs()
 
 
 @dataclass(frozen=True)
+class Turns:
+    """Two stacks of `stack` layers each that run in turns (HRM, Wang et al. 2025): the first `low` times, then the
+    second once, and all of that `high` times; each time on the sum of what both made last. 0: there are none.
+
+    Each run has layers of its own here, with keys and values of their own and the weights of the first run.
+    """
+
+    stack: int = 0
+    low: int = 0
+    high: int = 0
+
+    @property
+    def layers(self) -> int:
+        """Layers of all runs."""
+        return self.stack * self.high * (self.low + 1)
+
+    @property
+    def first(self) -> tuple[int, ...]:
+        """The layers of the first run of each stack."""
+        return *range(self.stack), *range(self.low * self.stack, (self.low + 1) * self.stack)
+
+    def home(self, layer: int) -> int:
+        """The layer of the first run that has the weights of `layer`."""
+        run, at = divmod(layer, self.stack)
+        return at + (self.low * self.stack if self._of_second(run) else 0)
+
+    @property
+    def files(self) -> tuple[int, ...]:
+        """The layer of the files whose weights each layer has: there the second stack follows the first."""
+        return tuple(self.first.index(self.home(layer)) for layer in range(self.layers))
+
+    def begins(self, layer: int) -> bool:
+        """Whether the layer is the first of a run that another is before."""
+        return layer > 0 and layer % self.stack == 0
+
+    def repeats(self, layer: int) -> bool:
+        """Whether the run before that of `layer` was of the same stack."""
+        run = layer // self.stack
+        return self._of_second(run) == self._of_second(run - 1)
+
+    def _of_second(self, run: int) -> bool:
+        return run % (self.low + 1) == self.low
+
+
+NO_TURNS = Turns()
+
+
+@dataclass(frozen=True)
 class Streams:
     """Several streams side by side: `count`, 0 = there is one as usual.
 
     AltUp (Baykal et al. 2023): beside attention a layer adds what goes through `rank` numbers. `sparsity`: of each
     layer, the share of gates of its MLP that are 0. Hyper-connections (Zhu et al. 2024), where `most` is not 0: gates
     of reading are `least` + a sigmoid, those of writing `least` + `most` sigmoids. Gated residuals (Qwen4-Exp), where
-    `gate_rank` is not 0: gates of each number that is read go through so many numbers.
+    `gate_rank` is not 0: gates of each number that is read go through so many numbers. `turns`: the
+    streams are what the running stack makes and what the other one made.
     """
 
     count: int = 0
@@ -54,6 +103,7 @@ class Streams:
     most: float = 0.0
     least: float = 0.0
     gate_rank: int = 0
+    turns: Turns = NO_TURNS
 
 
 ONE_STREAM = Streams()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -41,9 +41,9 @@ class Role:
     spread: str = EVEN
     biased: bool = False
 
-    def layers(self, spec: ModelSpec) -> range:
-        """The layers of the stack it belongs to."""
-        return range(spec.encoder.layers if self.encoder else spec.layers)
+    def layers(self, spec: ModelSpec) -> Sequence[int]:
+        """The layers of the stack it belongs to, those with weights of their own."""
+        return range(spec.encoder.layers) if self.encoder else spec.weighted_layers
 
     def numbers(self, spec: ModelSpec) -> int:
         """Numbers of all of it that a model has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -331,6 +332,15 @@ class ModelSpec:
         uses = [i for i, kind in enumerate(self.mixers) if kind == SHARED]
         return uses[uses.index(layer) % self.shared.count]
 
+    @property
+    def weighted_layers(self) -> Sequence[int]:
+        """Layers with weights of their own: others have those of one before them (`weight_layer`)."""
+        return self.streams.turns.first if self.streams.turns.stack else range(self.layers)
+
+    def weight_layer(self, layer: int) -> int:
+        """The layer whose weights `layer` has: itself but in stacks that run several times."""
+        return self.streams.turns.home(layer) if self.streams.turns.stack else layer
+
     def file_layer(self, layer: int) -> int:
         """The layer of the files that `layer` is, or is a part of."""
         return self.file_layers[layer] if self.file_layers else layer
@@ -344,8 +354,8 @@ class ModelSpec:
         return self.file_layers.index(file_layer + 1) if self.file_layers else file_layer + 1
 
     def begins(self, layer: int) -> bool:
-        """Whether the layer is the first part of one of the files'."""
-        return layer == 0 or self.file_layer(layer) != self.file_layer(layer - 1)
+        """Whether the layer is the first part of one of the files', or all of it."""
+        return layer == 0 or self.streams.turns.stack > 0 or self.file_layer(layer) != self.file_layer(layer - 1)
 
     def has_norm(self, layer: int) -> bool:
         """Whether the norm before the mixer is the layer's own: twins have one, and a shared block its own."""

@@ -78,6 +78,7 @@ ROLES = {
     "hyper_head_scale": Role("vector", lambda s: (1,), layer=False, optional=True),
     **{name: replace(role, layer=part != "head") for part in ("attn", "mlp", "head") for name, role in _gates(part)},
     **{f"residual_{part}_inject": _matrix("n", "all") for part in ("attn", "mlp")},
+    "turn_start": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
     "laurel_left": Role("linear", lambda s: (s.streams.rank, s.hidden), optional=True),
     "laurel_right": Role("linear", lambda s: (s.hidden, s.streams.rank), optional=True),
     "laurel_norm": Role("vector", lambda s: (s.hidden,), optional=True),

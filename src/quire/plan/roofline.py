@@ -69,7 +69,7 @@ class RooflineStage:
         self._spec = local_spec(rank.facts.spec, rank.share)
         self._layers = rank.share.span(rank.facts.spec)
         self._products = [part for part in rank.parts if part.product]
-        self._read = sum(part.nbytes for part in self._products)
+        self._read = sum(part.nbytes * max(1.0, part.read) for part in self._products)
         self._projected = max((mixer_of(self._spec, i).projected for i in self._layers), default=0)
         self._attended = Counter(_attended(self._spec, i, kept) for i in self._layers)
         states = (mixer_of(self._spec, i).state for i in self._layers)
@@ -88,9 +88,10 @@ class RooflineStage:
         if part.read < 1:  # which experts rows meet: as if each chose at random
             of = 1 - (1 - part.read) ** rows
             met = rows * part.read / of
-        calls = 0.0 if part.role in FUSED_WITH else max(1, part.layers)
+        runs = max(1.0, part.read)
+        calls = 0.0 if part.role in FUSED_WITH else runs * max(1, part.layers)
         mlp = part.role in MLP
-        work = PlannedProduct(part.kind, part.numbers * of, part.nbytes * of, met, calls, mlp, self._read)
+        work = PlannedProduct(part.kind, runs * part.numbers * of, runs * part.nbytes * of, met, calls, mlp, self._read)
         return self._rates.product(work)
 
 

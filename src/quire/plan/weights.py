@@ -34,7 +34,8 @@ class WeightPart:
     """The matrices, tables or vectors of one role that a rank keeps: `copies` of [n, k] in the format `kind`.
 
     `layers`: how many of the rank's layers have it; 0: it is of no layer. `read`: share of the copies that a row reads,
-    less than 1 of experts. `product`: a row is multiplied with it; tables are looked up.
+    less than 1 of experts, more of layers that run several times. `product`: a row is multiplied with it; tables are
+    looked up.
     """
 
     role: str
@@ -145,6 +146,8 @@ def _part(name: str, formats: WeightFormats, spec: ModelSpec, layers: int, share
     lanes = LANES if formats.on_cpu and formats.packs(name, role) else 1
     padded = -(-prod(rows) // lanes) * lanes
     read = spec.moe.routing.top_k / spec.moe.routing.experts if role.experts else 1.0
+    if role.layer and not role.encoder:
+        read *= spec.layers / len(spec.weighted_layers)
     tied = name == "embed" and spec.tied_head and formats.target is None
     size = 0 if formats.in_file(name) else weight_bytes(padded * columns * copies, bits)
     if kind == "bf12":  # exceptions of 256 columns each, or of as many as there are
@@ -160,8 +163,8 @@ def _layers(role: Role, spec: ModelSpec, share: Share) -> list[int]:
     """Layers of this rank that have the role."""
     if not role.layer:
         return []
-    span = role.layers(spec) if role.encoder else share.span(spec)
-    return [i for i in span if role.where(spec, i)]
+    span = share.span(spec)
+    return [i for i in role.layers(spec) if (role.encoder or i in span) and role.where(spec, i)]
 
 
 def _has_outer(name: str, spec: ModelSpec, share: Share) -> bool:

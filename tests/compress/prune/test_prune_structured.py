@@ -176,12 +176,13 @@ def test_a_number_of_heads_that_does_not_divide_the_hidden_size(variant: str, tm
 
 POST_LN = ("openai_gpt", "opt_350m", "opt_post_norm")
 """Their layers norm what they add to, so none is the identity."""
-FIXED_WIDTH = ("bloom", "gpt_neox_japanese", "mpt", "openai-gpt")
+FIXED_WIDTH = ("bloom", "gpt_neox_japanese", "mpt", "openai-gpt", "hrm_text")
 SPAN_CHANNELS = ("bitnet",)
 SPAN_HEADS = ("bitnet", "flex_olmo", "minimax_m2", "olmo2", "olmo3", "olmoe")
 FIXED_HEADS = ("gpt2", "gpt_bigcode", "gptj", "gpt_neo", "gpt_neox", "opt", "bloom", "falcon", "mpt", "stablelm",
                "helium", "phimoe", "axk1", "biogpt", "codegen", "ctrl", "dbrx", "gpt_neox_japanese",
-               "modernbert-decoder", "openai-gpt", "persimmon", "xglm", *SPAN_HEADS, *HYBRIDS, *UNLIKE)  # fmt: skip
+               "modernbert-decoder", "openai-gpt", "persimmon", "xglm", "hrm_text",
+               *SPAN_HEADS, *HYBRIDS, *UNLIKE)  # fmt: skip
 
 
 UNCUT = (
@@ -189,7 +190,11 @@ UNCUT = (
     "jamba_dense",
     "minimax",
     "minimax_factors",
-    *(v for v in (*VARIANTS, *LATENTS) if v.startswith(("falcon_h1", "gemma3n", "longcat", "minicpm", "zamba2"))),
+    *(
+        v
+        for v in (*VARIANTS, *LATENTS)
+        if v.startswith(("falcon_h1", "gemma3n", "hrm", "longcat", "minicpm", "zamba2"))
+    ),
 )
 """Their config.json says by the number of a layer what it is, or a layer of it is two here, or what layers add is
 scaled, or how long they remember, by how many there are, or layers mix several streams."""
@@ -225,7 +230,10 @@ def test_layers_of_every_family(variant: str, tmp_path: Path) -> None:
 def test_channels_of_every_family(variant: str, tmp_path: Path) -> None:
     if variant in (*MIXTURES, *UNEVEN_MLPS) or VARIANTS[variant][0] in (*FIXED_WIDTH, *SPAN_CHANNELS, *WITHOUT_MLP):
         checkpoint(tmp_path, variant)
-        reasons = r"experts|no other intermediate_size|have no MLP|differ in their width|which gates pass|spans all"
+        reasons = (
+            r"experts|no other intermediate_size|have no MLP|differ in their width|which gates pass|spans all|"
+            r"run several"
+        )
         with pytest.raises(ModelError, match=reasons):
             drop_channels(*read(tmp_path), [[0]] * 3)
     else:
@@ -239,7 +247,7 @@ def test_heads_of_every_family(variant: str, tmp_path: Path) -> None:
         oracle = checkpoint(tmp_path, variant)
         reasons = (
             r"no other (head_dim|short_factor)|spans all heads|rope would change|of some layers only|"
-            r"may differ in how|read another's"
+            r"may differ in how|read another's|run several"
         )
         with pytest.raises(ModelError, match=reasons):
             drop_heads(*read(tmp_path), [[0, 2]] * len(layers_of(oracle)))

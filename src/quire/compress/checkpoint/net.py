@@ -240,6 +240,8 @@ class Net:
         other = self.spec.kv_layer(self.spec.mla.indexer.source(index))
         if self.spec.inputs.width:
             return "the table of per-layer embeddings"
+        if self.spec.streams.turns.stack:
+            return "the other stack"
         if self.spec.moe.late:
             return "experts of another layer"
         return "an encoder" if self.spec.encoder_decoder else f"layer {other}" if other != index else ""

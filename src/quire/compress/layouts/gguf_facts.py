@@ -58,7 +58,7 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
         own |= {"moe_intermediate_size": spec.moe.intermediate, "norm_topk_prob": spec.moe.routing.renormalize}
     if spec.moe.shared:
         own["shared_expert_intermediate_size"] = spec.moe.shared
-    if spec.norm != "rms" and spec.norm != "rms1p":  # of layernorms, whose epsilon has a key of its own
+    if spec.norm not in ("rms", "rms1p", "unit"):  # of layernorms, whose epsilon has a key of its own
         own["layer_norm_eps"] = raw["rms_norm_eps"]
     if absorbed := LATENT_LENGTHS[0] in architecture.known:
         own["head_dim"] = spec.mla.row

@@ -63,7 +63,8 @@ rope's `short_factor` is checked against the former quotient.
 AUTO_WIDTH = "block_auto_adjust_ff_dim"
 """Field of LFM2 by which its code computes another width of MLPs than the one that is said."""
 EVEN_HEADS = frozenset({"llama", "gemma2", "gemma3_text", "internlm3", "vaultgemma", "arcee", "aria_text", "cwm",
-                        "gemma3n_text", "hyperclovax", "iquestcoder", "jais2", "muse_glimmer_text"})  # fmt: skip
+                        "gemma3n_text", "hrm_text", "hyperclovax", "iquestcoder", "jais2",
+                        "muse_glimmer_text"})  # fmt: skip
 """Families whose code in transformers refuses a number of heads that does not divide hidden_size, head_dim or not."""
 
 
@@ -226,6 +227,8 @@ def _has_field(spec: ModelSpec, field: str, what: str) -> None:
 
 
 def _each_layer(model: PrunableCheckpoint, keep: Sequence[Iterable[int]], count: int, what: str) -> list[list[int]]:
+    if model.spec.streams.turns.stack:
+        raise model.refuse(f"{what} of layers that run several times cannot be dropped: none is scored for all runs")
     if len(keep) != model.spec.layers:
         raise ConfigError(f"{what} to keep: given for {len(keep)} layers, the model has {model.spec.layers}")
     kept = [check_kept(k, count, f"{what} of layer {layer}") for layer, k in enumerate(keep)]

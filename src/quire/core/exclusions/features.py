@@ -115,6 +115,7 @@ CHANNEL_SCANS = Feature("scans of channels with time steps of their own", known_
 SHARED_BLOCKS = Feature("blocks that layers share", known_from=MODEL)
 UNLIKE_LAYERS = Feature("layers whose heads differ in size or number", known_from=MODEL)
 STREAMS = Feature("several streams side by side", known_from=MODEL)
+TURNS = Feature("stacks of layers that run in turns", known_from=MODEL)
 PASSING = Feature("experts whose output passes a layer by", known_from=MODEL)
 LAYER_INPUTS = Feature("per-layer embeddings", known_from=MODEL)
 CONVOLUTIONS = Feature("layers that convolve tokens", known_from=MODEL)

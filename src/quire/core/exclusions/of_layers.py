@@ -5,10 +5,14 @@ from __future__ import annotations
 from quire.core.exclusions.exclusion import Exclusion
 from quire.core.exclusions.features import (
     CONTEXT,
+    CPU_OFFLOAD,
     DFLASH,
     EAGLE,
     EAGLE3,
+    EXPERTS_ON_DISK,
+    FULLY_SHARD,
     LAYER_INPUTS,
+    LAYERS_ON_DISK,
     MEDUSA,
     MTP,
     PASSING,
@@ -16,6 +20,7 @@ from quire.core.exclusions.features import (
     SEQUENCE_PARALLEL,
     STAGES,
     STREAMS,
+    TURNS,
     UNLIKE_LAYERS,
 )
 
@@ -36,6 +41,10 @@ OF_LAYERS = (
     *(
         Exclusion(a, STREAMS, "heads that draft read one stream, not several", "use ngram, suffix, draft_model, self")
         for a in HEADS
+    ),
+    *(
+        Exclusion(a, TURNS, "layers that run several times would be kept as often", OUT)
+        for a in (LAYERS_ON_DISK, EXPERTS_ON_DISK, CPU_OFFLOAD, FULLY_SHARD)
     ),
     Exclusion(CONTEXT, UNLIKE_LAYERS, "states of attention that ranks exchange have the size of one head", OUT),
 )

@@ -11,6 +11,7 @@ from quire.model.disk.gguf_gemmas import GEMMAS
 from quire.model.disk.gguf_hybrids import (
     FALCON_H1,
     GRANITE_HYBRID,
+    HRM,
     JAMBA,
     LFM2,
     MAMBA,
@@ -40,6 +41,7 @@ ARCHITECTURES = {
     "phi2": Architecture("phi"),
     "phi3": Architecture("phi3", extra=WINDOW[:1]),
     "granitehybrid": GRANITE_HYBRID,
+    "hrm_text": HRM,
     "falcon-h1": FALCON_H1,
     "nemotron_h": replace(NEMOTRON_H, sparse=False),
     "nemotron_h_moe": replace(NEMOTRON_H, sparse=True),

@@ -213,3 +213,16 @@ MINIMAX_01 = Architecture(
     tell=lambda raw: {"stream_factor": raw.get(STREAM_FACTORS[0], 1.0)},
     also=("minimax_text_01", "minimax_m1"),
 )
+HRM = Architecture(
+    "hrm_text",
+    extra=("hrm.prefix_lm",),
+    rewrites=(Rewrite(r"hrm\.z_l_init", "hrm.z_l_init.weight"),),
+    naked=("turn_start",),
+    fields={
+        "num_layers_per_stack": "hrm.layers_per_stack",
+        "L_cycles": "hrm.l_cycles",
+        "H_cycles": "hrm.h_cycles",
+        "embedding_scale": MULTIPLIERS["embedding_multiplier"],
+    },
+)
+"""The layers of the second stack follow those of the first; `block_count` is that of all runs."""

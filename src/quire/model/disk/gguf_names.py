@@ -93,6 +93,7 @@ NAMES = {
     "channel_b_scale": "ssm_b_norm",
     "channel_c_scale": "ssm_c_norm",
     "channel_out": "ssm_out",
+    "turn_start": "hrm.z_l_init",
     "router": "ffn_gate_inp",
     "router_bias": "exp_probs_b",
     "router_scale": "ffn_gate_inp.scale",

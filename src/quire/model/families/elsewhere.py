@@ -28,7 +28,6 @@ LACKS: Mapping[str, str] = {
     "dots3_note": _DOTS,
     "dots3_note_text": _DOTS,
     "glm5_next": f"{_STREAMS}, a delta rule whose decays are bounded, and an indexer whose keys are means of blocks",
-    "hrm_text": "two stacks of layers that run in turns, several times for each token",
     "inkling2_text": "a bias by distance that each query makes, and convolutions of what layers add",
     "inkling_text": "a bias by distance that each query makes, and convolutions of what layers add",
     "jetmoe": "experts of queries and of results in attention",

@@ -9,6 +9,7 @@ from quire.model.families.channel_scans import CHANNEL_SCANS
 from quire.model.families.delta_hybrids import DELTA_HYBRIDS
 from quire.model.families.falcon_h1 import falcon_h1
 from quire.model.families.gemma3n import GEMMAS
+from quire.model.families.hrm import hrm_text
 from quire.model.families.hy_v4 import hy_v4
 from quire.model.families.hybrids import HYBRIDS
 from quire.model.families.kimi import kimi_linear
@@ -286,6 +287,7 @@ FAMILIES: dict[str, Row] = {
     **CHANNEL_SCANS,
     "falcon_h1": falcon_h1,
     "kimi_linear": kimi_linear,
+    "hrm_text": hrm_text,
     "hy_v4": hy_v4,
     "qwen4_exp_text": qwen4_exp,
     "minimax": MINIMAX,

@@ -11,6 +11,7 @@ from quire.core.dtypes import F32
 from quire.model.families.rope import Rope
 from quire.model.load.altup import of_first
 from quire.model.load.encoder import backward_bias
+from quire.model.load.hierarchical import run_again
 from quire.model.load.layer_ending import load_ending, load_inputs
 from quire.model.load.layer_mixers import MIXERS
 from quire.model.load.moe import load_beside, load_moe
@@ -109,9 +110,11 @@ def load_decoder(reader: WeightReader, ropes: Mapping[Rope, Unplaced]) -> Decode
                 looked_up = Embedding(reader.once("table", lambda: load_table(reader)), first)
                 inputs = InputsOfTokens(looked_up, embed_changes(reader), inputs)
             inputs = reader.place(inputs)
+    made = dict[int, Layer]()
     for i in span:
         with reader.part(i):
-            layers.append(reader.keeper.take(i, reader.place(load_layer(reader, i, ropes[spec.rope[i]], bias))))
+            layer = load_layer_once(reader, i, ropes[spec.rope[i]], bias, made)
+            layers.append(reader.keeper.take(i, layer))
     cap = (SoftCap(spec.output_softcap),) if spec.output_softcap else ()
     with reader.part(span.stop):
         if span.stop == spec.layers:
@@ -146,6 +149,21 @@ def embed_changes(reader: WeightReader) -> tuple[RowChange, ...]:
     if spec.streams.count:
         changes.append(load_entry(reader))
     return tuple(changes)
+
+
+def load_layer_once(
+    reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced | None, made: dict[int, Layer]
+) -> Layer:
+    """Layer `index` on the device. `made`: layers whose weights later ones have, too, none in other models."""
+    spec, home = reader.opened.spec, reader.opened.spec.weight_layer(index)
+    if not spec.streams.turns.stack:
+        found: Layer = reader.place(load_layer(reader, index, rope, bias))
+        return found
+    if home not in made:
+        made[home] = reader.place(load_layer(reader, home, rope, bias))
+    return (
+        made[home] if home == index else replace(made[home], block=reader.place(run_again(reader, index, made[home])))
+    )
 
 
 def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced | None) -> Layer:
