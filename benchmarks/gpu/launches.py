@@ -24,7 +24,7 @@ from quire.ops.lazy import array_dtype, torch_dtype
 from quire.ops.recurrent import DeltaSpec, ScanSpec, StateBatch
 from quire.ops.reference.caches import allocate
 from quire.ops.sampling import DRAW, QUERY, RowEdits
-from quire.ops.triton import attention, convolution, indexer, linear, moe, recurrent, rowwise, sampling
+from quire.ops.triton import attention, convolution, indexer, linear, moe, recurrent, rowwise, sampling, streams
 from quire.ops.triton import cache as caches
 from quire.ops.triton.gpu import INTERPRETER, Gpu
 from quire.ops.triton.pack import E2M1_TABLE, pack
@@ -41,8 +41,8 @@ CACHED = tuple(map(torch_dtype, KV_FORMATS))
 def all_launches(gpu: Gpu) -> Iterator[Launch]:
     """(name, what launches it) of everything."""
     for part in (
-        products, experts, attentions, latents, indexers, cached, convolutions, row_by_row, recurrences, adapters,
-        samplers,
+        products, experts, attentions, latents, indexers, cached, convolutions, row_by_row, several_streams,
+        recurrences, adapters, samplers,
     ):  # fmt: skip
         yield from part(gpu)
 
@@ -323,6 +323,18 @@ def row_by_row(gpu: Gpu) -> Iterator[Launch]:
     yield "xielu", partial(rowwise.xielu, gpu, x, 0.8, 0.8, 0.5)
     yield "heads", partial(rowwise.norm_spans, gpu, x, weight, 0, 128, False, 1e-6)
     yield "heads, centered", partial(rowwise.norm_spans, gpu, x, weight, 0, 128, True, 1e-6)
+
+
+def several_streams(gpu: Gpu) -> Iterator[Launch]:
+    """What Hy4 reads of streams and adds to them, Gemma 3n's mixtures, and gates of its MLP."""
+    for dtype in (BF16, F32):
+        name = NAMES[dtype]
+        for kind, h, n, out, p in (("read", 2816, 4, 1, 8), ("write", 2816, 1, 4, 8), ("all", 2048, 4, 4, 4)):
+            x, m = zeros(4, n * h, dtype=dtype), zeros(4, p, dtype=dtype)
+            given = zeros(out * n, p, dtype=F32), zeros(out * n, dtype=F32), out
+            yield f"{kind}, {name}", partial(streams.mix_streams, gpu, x, m, *given)
+        yield name, partial(streams.match_lengths, gpu, zeros(4, 4 * 2048, dtype=dtype), 4, 1e-5)
+        yield name, partial(streams.sparse_gate, gpu, zeros(4, 2 * 8192, dtype=dtype), 1.64)
 
 
 def recurrences(gpu: Gpu) -> Iterator[Launch]:

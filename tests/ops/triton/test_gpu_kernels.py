@@ -73,11 +73,12 @@ def test_no_kernel_is_left_out(recorded: Rows) -> None:
         rowwise_kernels,
         sampling_kernels,
         sparse_kernels,
+        stream_kernels,
     )  # fmt: skip
 
     modules = (attention_kernels, cache_kernels, chosen_kernels, chunk_kernels, convolution_kernels, indexer_kernels,
                linear_kernels, moe_kernels, recurrent_kernels, rowwise_kernels, sampling_kernels,
-               sparse_kernels)  # fmt: skip
+               sparse_kernels, stream_kernels)  # fmt: skip
     launched = {name.partition(":")[0] for _, name in recorded}
     names = {name for module in modules for name in vars(module) if name.endswith("_kernel") and "program" not in name}
     assert {name.removesuffix("_kernel") for name in names} <= launched

@@ -27,7 +27,7 @@ if HAS_TRITON:
 ROWWISE = ("rmsnorm", "add_rmsnorm", "layernorm", "add_layernorm", "norm_spans", "gated_activation", "activation",
            "softcap", "clip", "scale", "scale_rows", "add", "join_columns", "place_columns", "take_columns",
            "take_rows", "pick_rows", "add_positions", "rope_queries", "rope_and_cache", "lora", "lora_expand",
-           "lora_scale", "latent_rope_and_cache", "xielu")  # fmt: skip
+           "lora_scale", "latent_rope_and_cache", "xielu", "match_lengths", "sparse_gate")  # fmt: skip
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -201,6 +201,27 @@ def test_bf16_activations_are_rounded_once(name: str) -> None:
         found, expected = run_gpu(name, case, torch.bfloat16), run_reference(name, case, torch.bfloat16)
         for f, e in zip(found, expected, strict=True):
             close(name, f, e, 2**-7)
+
+
+def stream_calls(rows: int) -> dict[str, Case]:
+    """Ops of several streams and calls of them: Hy4's widths, and gates of Gemma 3n."""
+    g = generator(1)
+    x, m = torch.randn(rows, 4 * 96, generator=g), torch.randn(rows, 33, generator=g)
+    return {
+        "mix_streams": {"x": x, "m": m, "weight": torch.randn(4, 33, generator=g),
+                        "bias": torch.randn(4, generator=g), "out": 1},
+        "match_lengths": {"x": x, "streams": 4, "least": 1e-5},
+        "sparse_gate": {"x": torch.randn(rows, 2 * 777, generator=g), "factor": 1.64},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", stream_calls(1))
+def test_streams_of_a_row_do_not_depend_on_the_batch(name: str) -> None:
+    case = stream_calls(65)[name]
+    whole = run_gpu(name, case)[0]
+    for row in range(0, 65, 8):
+        alone = {k: v[row : row + 1] if k in ("x", "m") else v for k, v in case.items()}
+        assert torch.equal(run_gpu(name, alone)[0][0], whole[row]), row
 
 
 def test_a_row_without_a_slot_is_not_stored() -> None:
