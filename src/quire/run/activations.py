@@ -47,12 +47,32 @@ def activations(spec: ModelSpec, rows: int, logits: int, code_bytes: float = 0, 
     logits, attended = min(rows, logits), _queries(spec) + mixed
     stream = spec.hidden * max(1, spec.streams.count)
     passing = 2 * spec.hidden if spec.moe.late else 0
-    layer = rows * (3 * stream + passing + attended + _mlp(spec, intermediate, fused))
-    last = rows * (stream + attended) + logits * (5 * stream + spec.vocab_size)
+    joined, mlp = _joined(spec), _mlp(spec, intermediate, fused)
+    layer = rows * (joined + passing + attended + mlp)
+    behind = joined + mlp + _left(spec) if spec.streams.count else 5 * stream
+    last = rows * (stream + attended) + logits * (behind + spec.vocab_size)
     inner = (spec.moe.routing.top_k * spec.moe.intermediate) if any(spec.moe.sparse) else 0
     widest = max(spec.hidden, mixed) + max(intermediate, inner)
-    outer = spec.embed_width + (stream - spec.hidden) + 2 * spec.layers * spec.inputs.width
+    outer = spec.embed_width + _entered(spec) + 2 * spec.layers * spec.inputs.width
     return Activations(FLOAT * rows * outer, FLOAT * layer, FLOAT * last, round(rows * widest * code_bytes))
+
+
+def _joined(spec: ModelSpec) -> int:
+    """Numbers of a row that a block makes to join attention and MLP: norms and what is added to the stream; of several
+    streams also their mixtures, and the one that attention or the MLP reads."""
+    if not spec.streams.count:
+        return 3 * spec.hidden
+    return (4 * spec.streams.count + (6 if spec.streams.most else 16)) * spec.hidden
+
+
+def _left(spec: ModelSpec) -> int:
+    """Numbers of a row that the last of several streams' layers makes of them for the head, beside those of a layer."""
+    return ((1 if spec.streams.most else 3) * spec.streams.count + 3) * spec.hidden
+
+
+def _entered(spec: ModelSpec) -> int:
+    """Numbers of a row that are made of its embedding before the first layer: streams, and with AltUp their parts."""
+    return (1 if spec.streams.most else 2) * spec.streams.count * spec.hidden
 
 
 def feature_bytes(spec: ModelSpec, limits: SchedulerConfig) -> int:
