@@ -44,8 +44,9 @@ def parse(text: str) -> Tuning | None:
     except (ValueError, TypeError):
         raise ConfigError(f"--tune {text!r} is neither auto, off nor like {Tuning()}", param="tune") from None
     if not (0 <= tuning.ahead <= 1 << 20 and tuning.tile_rows >= 1 and tuning.row_streams in (1, 4)):
-        reason = "ahead must lie in 0..2^20, tile_rows be at least 1 and row_streams 1 or 4"
-        raise ConfigError(f"--tune {text!r}: {reason}", param="tune")
+        raise ConfigError(
+            f"--tune {text!r}: ahead must lie in 0..2^20, tile_rows be at least 1, row_streams 1 or 4", param="tune"
+        )
     return tuning
 
 
