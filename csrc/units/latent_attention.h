@@ -14,13 +14,13 @@
 namespace quire::QUIRE_UNIT {
 namespace {
 
-// Where the tokens start..start + 64 lie; zeros past `end`.
-inline void locate_latents(const LatentCall& c, LatentBuffers& b, const LatentTask& t, int64_t start, int64_t end) {
+// Where the tokens start..start + 64 lie; zeros before `from`, whose blocks may be others' by now, and past `end`.
+inline void locate_latents(const LatentCall& c, LatentBuffers& b, const LatentTask& t, int64_t start, int64_t from, int64_t end) {
     const LatentCache& cache = c.cache;
     const int32_t* chosen = c.chosen ? c.chosen + (c.cu_q[t.sequence] + t.first) * c.most : nullptr;
     for (int64_t i = 0; i < kLatentTile; ++i) {
         b.keys[i] = b.values[i] = b.zeros;
-        if (start + i >= end) continue;
+        if (start + i < from || start + i >= end) continue;
         const int64_t position = chosen ? chosen[start + i] : start + i;
         const int64_t block = c.tables[t.sequence * c.max_blocks + position / cache.block_size];
         const int64_t offset = position % cache.block_size;
@@ -37,30 +37,37 @@ QUIRE_INLINE void lay_across(char* to, const char* const* rows, int64_t count) {
         for (int64_t r = 0; r < 16; ++r) std::memcpy(to + i * 64 + r * 4, rows[r] + i * 4, 4);
 }
 
-// scores[r][position in split] of all rows against the positions low..high of a split.
+// Of a split, the positions that rows of a task see: those from..high, and where the tiles of them start. Tiles lie alike for
+// all rows, whatever they see.
+struct LatentSpan {
+    int64_t low, from, high;
+    int64_t start() const { return from > low ? from / kLatentTile * kLatentTile : low; }
+};
+
+// scores[r][position in split] of all rows against the positions of a span.
 template <bool kBf16>
-void latent_scores(const LatentCall& c, LatentBuffers& b, const LatentTask& t, int64_t rows, int64_t low, int64_t high) {
+void latent_scores(const LatentCall& c, LatentBuffers& b, const LatentTask& t, int64_t rows, const LatentSpan& span) {
     const int64_t words = c.words(), latent_words = c.cache.rank * c.cache.width() / 4;
-    for (int64_t start = low; start < high; start += kLatentTile) {
-        const int64_t visible = high - start < kLatentTile ? high - start : kLatentTile, groups = (visible + 15) / 16;
-        locate_latents(c, b, t, start, high);
+    for (int64_t start = span.start(); start < span.high; start += kLatentTile) {
+        const int64_t visible = span.high - start < kLatentTile ? span.high - start : kLatentTile, groups = (visible + 15) / 16;
+        locate_latents(c, b, t, start, span.from, span.high);
         for (int64_t g = 0; g < groups; ++g) {
             char* to = b.tile + g * words * 64;
             lay_across(to, b.values + g * 16, latent_words);
             lay_across(to + latent_words * 64, b.keys + g * 16, words - latent_words);
         }
-        product<kBf16>({b.scores + start - low, kLatentSplit, b.q, words * 4, b.tile, words * 64, words, groups * 16, true}, rows);
+        product<kBf16>({b.scores + start - span.low, kLatentSplit, b.q, words * 4, b.tile, words * 64, words, groups * 16, true}, rows);
     }
 }
 
-// part sums += p times latents of the positions low..high.
+// part sums += p times latents of the positions of a span.
 template <bool kBf16>
-void latent_values(const LatentCall& c, LatentBuffers& b, const LatentTask& t, int64_t rows, int64_t low, int64_t high) {
+void latent_values(const LatentCall& c, LatentBuffers& b, const LatentTask& t, int64_t rows, const LatentSpan& span) {
     constexpr int64_t kSteps = kBf16 ? kLatentTile / 2 : kLatentTile, kWidth = kBf16 ? 2 : 4;
-    for (int64_t start = low; start < high; start += kLatentTile) {
-        const int64_t visible = high - start < kLatentTile ? high - start : kLatentTile;
+    for (int64_t start = span.start(); start < span.high; start += kLatentTile) {
+        const int64_t visible = span.high - start < kLatentTile ? span.high - start : kLatentTile;
         const int64_t steps = kBf16 ? (visible + 1) / 2 : visible;
-        locate_latents(c, b, t, start, high);
+        locate_latents(c, b, t, start, span.from, span.high);
         for (int64_t s = 0; s < steps; ++s) {
             for (int64_t i = 0; i < c.cache.rank; i += 16) {
                 char* to = b.tile + (i / 16 * kSteps + s) * 64;
@@ -71,19 +78,20 @@ void latent_values(const LatentCall& c, LatentBuffers& b, const LatentTask& t, i
                 }
             }
         }
-        product<kBf16>({b.part, c.cache.rank, b.p + (start - low) * kWidth, kLatentSplit * kWidth, b.tile, kSteps * 64, steps, c.cache.rank, start == low}, rows);
+        product<kBf16>({b.part, c.cache.rank, b.p + (start - span.low) * kWidth, kLatentSplit * kWidth, b.tile, kSteps * 64, steps, c.cache.rank, start == span.start()}, rows);
     }
 }
 
-// Powers of two of the scores less their maximum, as the cache's type, of one row that sees `visible` > 0 positions of the
-// split; the sum and the maximum.
+// Powers of two of the scores less their maximum, as the cache's type, of one row that sees the positions hidden..visible of the
+// split, 0 of others; the sum and the maximum.
 template <bool kBf16>
-QUIRE_INLINE void latent_softmax(const LatentCall& c, LatentBuffers& b, int64_t r, int64_t visible, int64_t count, float* most, float* sum) {
+QUIRE_INLINE void latent_softmax(const LatentCall& c, LatentBuffers& b, int64_t r, int64_t hidden, int64_t visible, int64_t count, float* most, float* sum) {
     float* s = b.scores + r * kLatentSplit;
     const F factor = set1(c.factor), none = set1(-INFINITY);
     F top = none;
     for (int64_t i = 0; i < visible; i += 16) {
-        const F scaled = keep(mul(load(s + i), factor), 0, static_cast<int>(visible - i < 16 ? visible - i : 16), none);
+        const int64_t from = hidden - i < 0 ? 0 : hidden - i < 16 ? hidden - i : 16, to = visible - i < 16 ? visible - i : 16;
+        const F scaled = keep(mul(load(s + i), factor), static_cast<int>(from), static_cast<int>(to), none);
         store(s + i, scaled);
         top = vmax(top, scaled);
     }
@@ -107,19 +115,20 @@ template <bool kBf16>
 void latent_split(const LatentCall& c, LatentBuffers& b, const LatentTask& t, int64_t split, int64_t base) {
     const int64_t rows = (t.last - t.first) * t.heads, rank = c.cache.rank;
     const int64_t low = split * kLatentSplit, end = low + kLatentSplit, last = c.seen(base + t.last - 1);
-    const int64_t high = last < end ? last : end;
+    const LatentSpan span{low, c.first(base + t.first), last < end ? last : end};
     float *most = b.part + kLatentRows * rank, *sum = most + kLatentRows;
-    latent_scores<kBf16>(c, b, t, rows, low, high);
+    latent_scores<kBf16>(c, b, t, rows, span);
     for (int64_t r = 0; r < rows; ++r) {
-        const int64_t to = c.seen(base + t.first + r / t.heads), visible = (to < high ? to : high) - low;
-        if (visible > 0) {
-            latent_softmax<kBf16>(c, b, r, visible, high - low, most + r, sum + r);
+        const int64_t position = base + t.first + r / t.heads, from = c.first(position), to = c.seen(position);
+        const int64_t hidden = from > low ? from - low : 0, visible = (to < span.high ? to : span.high) - low;
+        if (visible > hidden) {
+            latent_softmax<kBf16>(c, b, r, hidden, visible, span.high - low, most + r, sum + r);
         } else {
             most[r] = -INFINITY;
             std::memset(b.p + r * kLatentSplit * c.cache.width(), 0, static_cast<size_t>(kLatentSplit * c.cache.width()));
         }
     }
-    latent_values<kBf16>(c, b, t, rows, low, high);
+    latent_values<kBf16>(c, b, t, rows, span);
 }
 
 // total = total merged with part.
@@ -186,7 +195,7 @@ void check_latent_batch(const LatentCall& c, int64_t rows) {
         if (count == 0) continue;
         if (context < count) fail("latent_attention: a context is shorter than the rows it includes");
         if (context > c.max_blocks * c.cache.block_size) fail("latent_attention: a context is longer than its block table");
-        for (int64_t i = 0; i * c.cache.block_size < context; ++i) {
+        for (int64_t i = c.first(context - count) / c.cache.block_size; i * c.cache.block_size < context; ++i) {
             const int64_t block = c.tables[s * c.max_blocks + i];
             if (block < 0 || block >= c.cache.blocks) fail("latent_attention: a block lies outside the cache");
         }
@@ -208,7 +217,7 @@ void for_latent_tasks(const LatentCall& c, const Visit& visit) {
             const int64_t last = first + tokens < count ? first + tokens : count;
             for (int64_t head = 0; head < c.heads; head += together) {
                 const int64_t heads = c.heads - head < together ? c.heads - head : together;
-                visit(LatentTask{s, first, last, head, heads, 0, (c.seen(base + last - 1) + kLatentSplit - 1) / kLatentSplit, nullptr});
+                visit(LatentTask{s, first, last, head, heads, c.first(base + first) / kLatentSplit, (c.seen(base + last - 1) + kLatentSplit - 1) / kLatentSplit, nullptr});
             }
         }
     }
@@ -230,7 +239,7 @@ LatentBuffers latent_buffers(const LatentCall& c, Pieces& pieces) {
 template <bool kBf16>
 void run_latent_attention(const LatentCall& c) {
     int64_t tasks = 0, splits = 0;
-    for_latent_tasks(c, [&](const LatentTask& t) { ++tasks, splits += t.split_end; });
+    for_latent_tasks(c, [&](const LatentTask& t) { ++tasks, splits += t.split_end - t.split_begin; });
     const int64_t threads = thread_count();
     const bool apart = tasks < 8 * threads && splits > tasks;
     Pieces size{nullptr};
@@ -244,7 +253,7 @@ void run_latent_attention(const LatentCall& c) {
     for_latent_tasks(c, [&](LatentTask t) {
         t.partial = apart ? partial : nullptr;
         list[n++] = t;
-        for (int64_t split = 0; apart && split < t.split_end; ++split, partial += c.state())
+        for (int64_t split = t.split_begin; apart && split < t.split_end; ++split, partial += c.state())
             parts[m++] = {t.sequence, t.first, t.last, t.head, t.heads, split, split + 1, partial};
     });
     const LatentTask* work = apart ? parts : list;
@@ -260,17 +269,18 @@ void run_latent_attention(const LatentCall& c) {
         const LatentBuffers b = latent_buffers(c, pieces);
         const LatentTask& t = list[i];
         clear_latents(c, b.total);
-        for (int64_t split = 0; split < t.split_end; ++split)
-            merge_latents(c, b.total, t.partial + split * c.state(), (t.last - t.first) * t.heads);
+        for (int64_t split = t.split_begin; split < t.split_end; ++split)
+            merge_latents(c, b.total, t.partial + (split - t.split_begin) * c.state(), (t.last - t.first) * t.heads);
         write_latents(c, t, b.total);
     });
 }
 
-// Of `spec` the heads, their scale and their sinks: latents have no windows, caps or biases, and their drafts do not branch.
+// Of `spec` the heads, their scale, window and sinks: latents have no caps or biases, and their drafts do not branch.
 void latent_attention(float* out, const float* latent, const float* q, const LatentCache* cache, const BatchDescriptor* batch,
                       const AttentionDescriptor* spec, Optional<const int32_t> chosen, int64_t rows, int64_t width, int64_t most) {
-    const LatentCall c{*batch, out, latent, q, *cache, spec->heads, width, spec->scale * kLog2E, chosen.ptr, most, spec->sinks};
+    const LatentCall c{*batch, out, latent, q, *cache, spec->heads, width, spec->scale * kLog2E, chosen.ptr, most, spec->sinks, spec->window};
     if (c.chosen && most < 1) fail("latent_attention: chosen tokens need to be some");
+    if (c.chosen && c.window) fail("latent_attention: chosen tokens have no window");
     check_latent_batch(c, rows);
     if (c.cache.bf16) run_latent_attention<true>(c);
     else run_latent_attention<false>(c);

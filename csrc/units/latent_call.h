@@ -18,6 +18,12 @@ struct LatentCall : BatchDescriptor {
     const int32_t* chosen;  // [rows, most]: ascending, the positions of the tokens that a row sees; or null: all
     int64_t most;
     const float* sinks;  // [heads]: scores without latents, or null
+    int64_t window;      // as of AttentionDescriptor; 0 with `chosen`
+    // The first of the tokens that the row at `position` sees.
+    int64_t first(int64_t position) const {
+        if (window < 0) return position / -window * -window;
+        return window > 0 && position >= window ? position - window + 1 : 0;
+    }
     // Tokens that the row at `position` sees; with `chosen` the first of its positions.
     int64_t seen(int64_t position) const { return chosen && position >= most ? most : position + 1; }
     int64_t words() const { return (cache.rank + cache.rope) * cache.width() / 4; }

@@ -101,7 +101,8 @@ def test_more_such_layers_than_blocks_are_refused(tmp_path: Path) -> None:
 
 
 ONES = {"vocab_size": SHAPE["vocab_size"]}
-WRITTEN = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm4_moe", "mimo_v2_flash", "exaone_moe", "bailing_moe_v2")
+WRITTEN = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm4_moe", "mimo_v2_flash", "exaone_moe", "bailing_moe_v2",
+           "dots3_note")  # fmt: skip
 """Those whose files are written, of the families with such a layer."""
 
 

@@ -47,11 +47,11 @@ def test_equals_the_reference(name: str, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
-@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(("sinks", "window"), [(False, 0), (True, 0), (True, 33), (False, 600)])
 @pytest.mark.parametrize("dtype", [BF16, F32])
-def test_a_row_does_not_depend_on_the_batch(dtype: Dtype, sinks: bool, isa: str) -> None:
+def test_a_row_does_not_depend_on_the_batch(dtype: Dtype, sinks: bool, window: int, isa: str) -> None:
     ops, rows = ops_of(isa), ((40, 1100), (3, 3), (1, 700))
-    case = latent_case(generator(), LatentLayout(16, 1, 16, dtype, rank=32), 6, 24, rows, sinks)
+    case = latent_case(generator(), LatentLayout(16, 1, 16, dtype, rank=32), 6, 24, rows, sinks, window)
     ops.begin_step()
     whole = ops.latent_attention(**case).clone()
     begin = 0
@@ -84,6 +84,25 @@ def test_a_sink_takes_its_share_of_a_row(dtype: Dtype, isa: str) -> None:
     query = torch.cat((case["latent"].view(3, 32), case["q"].view(3, 24)[:, -16:]), 1)
     share = torch.sigmoid(query @ token * reads.scale - reads.sinks)
     close(isa, with_sinks, without * share[:, None], 2e-5 if dtype == F32 else 2e-2)
+
+
+@pytest.mark.parametrize("isa", [*UNITS_HERE, "reference"])
+def test_a_row_reads_its_window_as_if_there_were_nothing_before_it(isa: str) -> None:
+    ops, window = reference() if isa == "reference" else ops_of(isa), 64
+    case = latent_case(generator(), LatentLayout(16, 1, 16, F32, rank=32), 3, 24, ((1, 256),), window=window)
+    short = case | {
+        "reads": replace(case["reads"], window=0),
+        "block_tables": case["block_tables"][:, 12:].contiguous(),
+    }
+    want = run(ops, "latent_attention", short | {"context": torch.tensor([window], dtype=torch.int32)})[0]
+    close(isa, run(ops, "latent_attention", case)[0], want, 2e-5)
+
+
+def test_chosen_tokens_have_no_window() -> None:
+    case = latent_case(generator(), LatentLayout(16, 1, 16, F32, rank=32), 3, 24, ((1, 5),), window=3)
+    chosen = replace(case["reads"], chosen=torch.zeros((1, 2), dtype=torch.int32))
+    with pytest.raises(Exception, match="latent_attention: chosen tokens have no window"):
+        ops_of("auto").latent_attention(**case | {"reads": chosen})
 
 
 def test_sinks_are_one_for_each_head() -> None:

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from engine_answers import engine_of, make_requests, replace_id, run
 from fake_runner import FakeEngine, request
-from model_variants import GEMMA3, gemma3
-from model_variants import WINDOWED as MODELS
+from model_variants import GEMMA3, WINDOWED, gemma3
 from oracle import BACKENDS, write
 from quire.cache.groups import LayerGroups, TableSizes, group_layers
 from quire.core.config import flat_config
@@ -25,10 +24,12 @@ from quire.model.mixers.mixer import LayerCacheSpec
 from quire.ops.layout import KVLayout
 from quire.plan.predict import Machine, Planner
 from quire.run.kv_budget import shape_kv
+from sparse_variants import SPARSE
 from speculation_methods import TINY, write_words
 from turns import reports
 
 WINDOW = 20
+MODELS = WINDOWED | {"dots3_note": (SPARSE["dots3_note"][0], SPARSE["dots3_note"][1] | {"sliding_window": WINDOW})}
 native = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 
 

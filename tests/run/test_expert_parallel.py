@@ -69,7 +69,10 @@ LATENTS = {
     for name, facts in LATENT.items()
     if facts[1].get("first_k_dense_replace", 1) < 3 and facts[0] not in WITHOUT_EXPERTS
 }
-SPARSE_EXPERTS = {"glm_moe_dsa": SPARSE["glm_moe_dsa"], "minimax_m3": WHOLE["minimax_m3_short"]}
+SPARSE_EXPERTS = {
+    **{name: SPARSE[name] for name in ("glm_moe_dsa", "dots3_note")},
+    "minimax_m3": WHOLE["minimax_m3_short"],
+}
 VARIANTS = MIXTURES | LATENTS | SPARSE_EXPERTS
 FEW = ("mixtral", "qwen2_moe", "olmoe", "gpt_oss", "glm4_moe_norms", "phimoe_biases", *[*LATENTS][:1])
 

@@ -47,7 +47,8 @@ WIDE = {"intermediate_size": 128, "head_dim": 16, "moe_intermediate_size": 64, "
         "ffn_dim": 128, "d_ff": 128, "dff": 128, "intermediate_size_mlp": 128, "hidden_size_per_layer_input": 64,
         "laurel_rank": 64, "d_kv": 16, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16,
         "linear_head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
-        "linear_num_value_heads": 8}  # fmt: skip
+        "linear_num_value_heads": 8, "shared_experts_intermediate_size": 64, "swa_q_lora_rank": 64,
+        "swa_kv_lora_rank": 64, "swa_v_head_dim": 16}  # fmt: skip
 """Sizes that groups of 32 and blocks of 64 divide."""
 STEP = 2.0**-5
 Parts = dict[str, Tensor]

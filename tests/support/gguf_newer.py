@@ -69,6 +69,11 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "hy_v4": ("hy_v4", LATENTS | ROUTED | INDEXER | {"num_key_value_heads": 4, "v_head_dim": 16, "q_lora_rank": 32,
                                                       "n_group": 1, "topk_group": 1, "hc_magnitude": 1.5,
                                                       "swiglu_limit": 0.5}),
+    "dots3note": ("dots3_note_text", LATENTS | ROUTED | INDEXER | {
+        "num_hidden_layers": 4, "v_head_dim": 16, "q_lora_rank": 32, "n_group": 1, "topk_group": 1, "index_topk": 64,
+        "shared_experts_intermediate_size": 32, "sliding_window": 5, "swa_num_attention_heads": 8,
+        "swa_num_key_value_heads": 8, "swa_q_lora_rank": 32, "swa_kv_lora_rank": 64, "swa_head_dim": 32,
+        "swa_qk_nope_head_dim": 24, "swa_v_head_dim": 16}),
     "minicpm3": ("minicpm3", LATENTS | {"q_lora_rank": 32, "v_head_dim": 16}),
     "deepseek": ("deepseek", {}),
     "deepseek2 fourth": ("kimi_k2", {}),

@@ -127,9 +127,10 @@ PERMUTED = (
     "baichuan",
 )
 """Architectures whose rows of queries and keys the converter interleaves."""
-MULTIPLIED_IN = ("falcon-h1",)
-"""Architectures whose matrices have other numbers than those of folders."""
+MULTIPLIED_IN = ("falcon-h1", "dots3note")
+"""Architectures whose matrices or norms have other numbers than those of folders."""
 LATER = (
+    "dots3note",
     "muse-glimmer",
     "hy_v4",
     "hrm_text",

@@ -24,6 +24,7 @@ from peft_layouts import Layout
 from quire.model.build import Model
 from quire.model.net.decoder import Decoder
 from quire.ops.arrays import to_torch
+from sparse_variants import SPARSE
 
 TARGETS = {
     "llama": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
@@ -44,6 +45,7 @@ TARGETS = {
     "lfm3": ("g_proj", "in_proj", "v_proj"),
     "qwen3_5_text": ("q_proj", "o_proj", "in_proj_qkv", "in_proj_z"),
     "longcat_flash": ("o_proj", "gate_proj", "up_proj", "down_proj"),
+    "dots3_note_text": ("o_proj", "g_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
     "step3p5": ("q_proj", "k_proj", "v_proj", "g_proj", "o_proj"),
     "gemma3n_text": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     "gemma4_text": ("q_proj", "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
@@ -55,6 +57,7 @@ FACTS = {"lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_mult
          "afmoe": GATED["afmoe"][1], "laguna": GATED["laguna"][1], "lfm3": GATED_DENSE["lfm3"][1],
          "hrm_text": GATED_DENSE["hrm_text"][1],
          "longcat_flash": LATENT_VARIANTS["longcat_flash"][1], "step3p5": GATED["step3p5"][1],
+         "dots3_note_text": SPARSE["dots3_note"][1],
          "qwen3_5_text": VARIANTS["qwen3_5"][1],
          "gemma3n_text": GEMMAS["gemma3n"][1], "gemma4_text": GEMMAS["gemma4_small"][1]}  # fmt: skip
 """Of models whose usual ones have not all of these."""

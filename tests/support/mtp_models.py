@@ -34,6 +34,11 @@ MIMO = {"head_dim": 24, "v_head_dim": 16, "n_routed_experts": 8, "num_experts_pe
         "sliding_window": 5, "num_hidden_layers": 3, "layer_types": [FULL, LOCAL, FULL], "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
             for kind, theta in ((FULL, 1e5), (LOCAL, 1e3))}}  # fmt: skip
+DOTS3 = INDEXED | {
+    "num_hidden_layers": 3, "layer_types": [FULL, LOCAL, FULL], "num_key_value_heads": 4, "sliding_window": 5,
+    "shared_experts_intermediate_size": 32, "swa_num_attention_heads": 8, "swa_num_key_value_heads": 8,
+    "swa_q_lora_rank": 32, "swa_kv_lora_rank": 64, "swa_head_dim": 24, "swa_qk_nope_head_dim": 16,
+    "swa_v_head_dim": 16}  # fmt: skip
 WITH_MTP: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("qwen3_next", DELTA | NARROW),
     "qwen3_5": ("qwen3_5_text", DELTA),
@@ -45,13 +50,14 @@ WITH_MTP: dict[str, tuple[str, dict[str, Any]]] = {
     "glm_moe_dsa": ("glm_moe_dsa", INDEXED | {"indexer_types": ["full", "shared", "full"]}),
     "hy_v3": ("hy_v3", FEW | {"head_dim": 24, "moe_intermediate_size": 32}),
     "mimo_v2_flash": ("mimo_v2_flash", MIMO),
+    "dots3_note": ("dots3_note_text", DOTS3),
     "exaone_moe": ("exaone_moe", FEW | {"moe_intermediate_size": 32, "sliding_window": 5,
                                         "layer_types": [LOCAL, FULL, LOCAL]}),
     "bailing_moe_v2": ("bailing_moe_v2", {}),
     "deepseek_v3": ("deepseek_v3", LATENT_SIZES | LATENT_GROUPS | {"v_head_dim": 16, "q_lora_rank": 32}),
 }  # fmt: skip
 """Family and facts of each model."""
-LIKE = {"mimo_v2_flash": LOCAL, "exaone_moe": FULL}
+LIKE = {"mimo_v2_flash": LOCAL, "dots3_note_text": LOCAL, "exaone_moe": FULL}
 """Families whose layer is like those of one kind, and has no experts."""
 OWN = {"join": "fc", "token_norm": "pre_fc_norm_embedding", "hidden_norm": "pre_fc_norm_hidden", "final_norm": "norm"}
 PAIR = {"join": "layers.0.eh_proj", "token_norm": "layers.0.enorm", "hidden_norm": "layers.0.hnorm",
@@ -131,11 +137,12 @@ class MtpLayer:
         """Tensors by the names that releases have, experts one by one."""
         parts = isinstance(self.block, LayersOfOnePart)
         kind = self.model.config.model_type
+        mimo = kind == "mimo_v2_flash"
         hybrid = hasattr(self.model.config, "linear_num_key_heads") or parts or kind == "exaone_moe"
         start = "mtp." if hybrid else f"model.layers.{self.model.config.num_hidden_layers}."
         block = start + ("layers.0." if hybrid and not parts else "")
-        start, block = ("model.mtp.layers.0.",) * 2 if self.window else (start, block)
-        last = kind == "hy_v3" or self.window > 0
+        start, block = ("model.mtp.layers.0.",) * 2 if mimo else (start, block)
+        last = kind == "hy_v3" or mimo
         names = PAIR if parts else OWN if hybrid else FINAL if last else NEXTN
         found = {f"{start}{name}.weight": self.modules[part].weight for part, name in names.items()}
         for name, tensor in self.block.state_dict().items():
@@ -147,8 +154,10 @@ class MtpLayer:
                 base, _, matrix = name.rpartition(".")
                 found |= {f"{block}{base}.{e}.{matrix}.weight": m for e, m in enumerate(tensor)}
             else:
-                found[block + (name.replace("post_attention_", "pre_mlp_") if self.window else name)] = tensor
-        if not hybrid and not last:  # releases have these once more
+                found[block + (name.replace("post_attention_", "pre_mlp_") if mimo else name)] = tensor
+        if kind == "dots3_note_text":
+            found["model.mtp.embed_tokens.weight"] = self.model.get_input_embeddings().weight
+        elif not hybrid and not last:  # releases have these once more
             found |= {f"{start}embed_tokens.weight": self.model.get_input_embeddings().weight,
                       f"{start}shared_head.head.weight": self.model.lm_head.weight}  # fmt: skip
         return {name: tensor.detach() for name, tensor in found.items()}

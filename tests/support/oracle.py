@@ -88,7 +88,8 @@ def is_norm(name: str) -> bool:
 def random_model(model_type: str, seed: int = 0, **facts: Any) -> PreTrainedModel:
     """A float32 model of `SMALL` with `facts`, all parameters random, norm weights and biases included."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **family_facts(model_type, facts))
+    own = copy.deepcopy(facts)  # of which transformers changes those of ropes
+    config = AutoConfig.for_model(model_type, **family_facts(model_type, own))
     attention = NOT_EAGER.get(model_type, "eager")
     code = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     model = code.from_config(config, attn_implementation=attention).eval().float()

@@ -13,6 +13,11 @@ AXK2 = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size"
         "num_key_value_heads": 4, "gated_norm_rank": 8}  # fmt: skip
 HY4 = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "num_key_value_heads": 4,
        "num_hidden_layers": 4, "index_topk": 6, "swiglu_limit": 0.25}  # fmt: skip
+LOCAL, FULL = "sliding_attention", "full_attention"
+DOTS3 = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "num_attention_heads": 8,
+         "num_key_value_heads": 8, "shared_experts_intermediate_size": 32, "num_hidden_layers": 4, "sliding_window": 5,
+         "swa_num_attention_heads": 16, "swa_num_key_value_heads": 16, "swa_q_lora_rank": 40, "swa_kv_lora_rank": 48,
+         "swa_head_dim": 24, "swa_qk_nope_head_dim": 16, "swa_v_head_dim": 12}  # fmt: skip
 SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32": ("deepseek_v32", SIZES | LATENT_GROUPS | {"index_topk": 6}),
     "deepseek_v32_yarn": (
@@ -32,6 +37,11 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     "hy_v4_kinds": ("hy_v4", SIZES | HY4 | {"hc_mult": 2, "hc_magnitude": 1.5, "hc_eps": 1e-3, "swiglu_limit": 1.0,
                                             "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"],
                                             "rope_parameters": YARN, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "dots3_note": ("dots3_note_text", SIZES | DOTS3 | {"index_topk": 6}),
+    "dots3_note_kinds": ("dots3_note_text", SIZES | DOTS3 | LATENT_GROUPS | {
+        "use_dsa": False, "attention_bias": True, "swa_head_dim": 28, "swa_q_lora_rank": 24, "n_shared_experts": 2,
+        "layer_types": [LOCAL, FULL, LOCAL, FULL], "rope_parameters": YARN,
+        "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}),
 }  # fmt: skip
 BLOCKS = {"num_hidden_layers": 3, "rope_parameters": HALF_ROPE,
           "head_dim": 16, "rotary_dim": 8, "index_n_heads": 2, "index_head_dim": 16,
@@ -68,6 +78,7 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32_short": ("deepseek_v32", SIZES | LATENT_GROUPS),
     "glm_moe_dsa_short": ("glm_moe_dsa", SIZES),
     "axk2_short": ("axk2", SIZES | AXK2),
+    "dots3_note_short": ("dots3_note_text", SIZES | DOTS3),
 }
 """Of sequences shorter than what they choose."""
 WHOLE = DENSE | {

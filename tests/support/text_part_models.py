@@ -14,6 +14,7 @@ from chunked_models import LLAMA4
 from oracle import SMALL, is_norm
 from paged_model import NEMOTRON
 from quire.model.families.text_parts import text_part
+from sparse_variants import SPARSE
 
 TEXT = SMALL | {"vocab_size": 320}
 LAST = TEXT["vocab_size"] - 1
@@ -22,7 +23,8 @@ TOWER = {
     "intermediate_size": 32, "image_size": 32, "patch_size": 16, "depth": 1, "embed_dim": 32, "num_heads": 2,
     "out_hidden_size": 64, "d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32,
     "num_layers": 1, "encoder_hidden_size": 32, "deepstack_visual_indexes": [0], "output_dim": 64, "n_window": 4,
-    "hidden_dim": 32,
+    "hidden_dim": 32, "adapter_in_dim": 32, "adapter_out_dim": 64, "adapter_input_size": 32,
+    "downsample_hidden_size": 16,
 }  # fmt: skip
 """What fields of other parts become."""
 
@@ -57,6 +59,7 @@ MORE: dict[str, dict[str, Any]] = {
     "muse_glimmer_text": {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 4},
     "paddleocr_vl_text": {"head_dim": 16} | rope(4, 2, 2),
     "step3p5": GATED["step3p5"][1],
+    "dots3_note_text": SPARSE["dots3_note"][1],
 }  # fmt: skip
 """Further fields of a text_config, by its type."""
 
@@ -65,9 +68,10 @@ def _shrink(config: dict[str, Any]) -> None:
     """Make every part but the decoder small, in place."""
     for name, part in config.items():
         if isinstance(part, dict) and name not in ("text_config", "thinker_config") and name.endswith("_config"):
-            kinds = part.get("layer_types")
-            if kinds:
-                part["layer_types"] = kinds[: TOWER["num_hidden_layers"]]
+            for field in ("layer_types", "mlp_layer_types"):
+                if part.get(field):
+                    part[field] = part[field][: TOWER["num_hidden_layers"]]
+            part.pop("per_layer_config", None)  # of layers that are left out
             part.update({field: value for field, value in TOWER.items() if type(part.get(field)) is type(value)})
             _shrink(part)
 

@@ -15,6 +15,7 @@ from attention_variants import GATED_DENSE
 from engine_answers import Answer, engine_of, run
 from gemma_variants import GEMMAS
 from model_variants import MIXTURES
+from mtp_models import WITH_MTP
 from oracle import write
 from paged_model import VARIANTS
 from quire.core.params import SamplingParams
@@ -71,6 +72,7 @@ MORE = {
     "channels with norms": VARIANTS["falcon_mamba"],
     "several streams": (GEMMAS["gemma3n"][0], GEMMAS["gemma3n"][1] | WHOLE_GROUPS | {"laurel_rank": 32}),
     "stacks in turns": ("hrm_text", GATED_DENSE["hrm_text"][1] | {"intermediate_size": 96}),
+    "windows of latents": WITH_MTP["dots3_note"],
     "layers of two sizes": (GEMMAS["gemma4_small"][0], GEMMAS["gemma4_small"][1] | WHOLE_GROUPS),
 }
 """Further models, most with a recurrent state, beside those of `TINY`."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from quire.model.latent_sizes import MLA
 
 
 @dataclass(frozen=True)
@@ -11,7 +14,8 @@ class LayerSizes:
     `intermediate` numbers of its MLP. Names are those of `ModelSpec`, whose numbers these take the place of.
 
     `keys_as_values`: the layer has no matrix of values; its values are what the matrix of keys makes, before keys are
-    normed and turned.
+    normed and turned. `latents`: sizes of its latent attention, None = those of the model; scores are then divided by
+    the root of `head_dim`.
     """
 
     heads: int
@@ -19,11 +23,13 @@ class LayerSizes:
     head_dim: int
     intermediate: int
     keys_as_values: bool = False
+    latents: MLA | None = None
 
     @property
-    def counts(self) -> dict[str, int]:
-        """Fields of a `ModelSpec`, and the layer's numbers."""
-        return {name: getattr(self, name) for name in ("heads", "kv_heads", "head_dim", "intermediate")}
+    def counts(self) -> dict[str, Any]:
+        """Fields of a `ModelSpec`, and what the layer has there."""
+        own: dict[str, Any] = {name: getattr(self, name) for name in ("heads", "kv_heads", "head_dim", "intermediate")}
+        return own if self.latents is None else own | {"mla": self.latents, "attention_scale": self.head_dim**-0.5}
 
 
 @dataclass(frozen=True)

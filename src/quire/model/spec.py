@@ -14,46 +14,15 @@ from quire.model.families.delta_sizes import NO_DELTA, DeltaSizes
 from quire.model.families.edges import NO_EDGES, Edges
 from quire.model.families.query_scale import NO_SCALE, QueryScale
 from quire.model.families.rope import Rope
+from quire.model.latent_sizes import MLA as MLA
+from quire.model.latent_sizes import NO_LATENTS
 from quire.model.layer_sizes import NO_INPUTS, NO_NGRAMS, ONE_STREAM, LayerInputs, LayerSizes, Ngrams, Streams
 from quire.model.tower_sizes import NO_CONNECTOR, NO_TOWER, Connector, Patches
-from quire.ops.indexer import (
-    NO_BLOCK_INDEXER,
-    NO_INDEXER,
-    NO_POOLED_INDEXER,
-    BlockIndexer,
-    Indexer,
-    PooledIndexer,
-)
+from quire.ops.indexer import NO_BLOCK_INDEXER, NO_POOLED_INDEXER, BlockIndexer, PooledIndexer
 
 ATTENTION, CONVOLUTION, DELTA, SCAN, CHANNEL_SCAN, MLP = "attention", "conv", "delta", "scan", "channel scan", "mlp"
 SHARED, LIGHTNING = "shared block", "lightning"
 """Kinds of mixers in models of several."""
-
-
-@dataclass(frozen=True)
-class MLA:
-    """Sizes of multi-head latent attention (DeepSeek-AI 2024), all 0 for attention over keys and values per head.
-
-    `q_rank`: of the space queries pass through, 0 = none; `rank`: of latents; `nope` and `rope`: parts of a query's
-    head that do not and that do turn; `value`: of a head's result. `interleaved`: on disk, pairs (2i, 2i + 1) turn.
-    `q_factor` and `factor` multiply what the norms of both spaces make. `indexer`: what chooses the tokens that are
-    attended to, if not all are.
-    """
-
-    q_rank: int = 0
-    rank: int = 0
-    nope: int = 0
-    rope: int = 0
-    value: int = 0
-    interleaved: bool = True
-    indexer: Indexer = NO_INDEXER
-    q_factor: float = 1.0
-    factor: float = 1.0
-
-    @property
-    def row(self) -> int:
-        """Numbers of what the cache keeps of a token: a latent, and the part of a key that turns."""
-        return self.rank + self.rope
 
 
 @dataclass(frozen=True)
@@ -252,7 +221,7 @@ class ModelSpec:
     file_layers: tuple[int, ...] = ()
     bare: tuple[tuple[str, int], ...] = ()
     moe: MoE = NO_EXPERTS
-    mla: MLA = MLA()
+    mla: MLA = NO_LATENTS
     blocks: BlockIndexer = NO_BLOCK_INDEXER
     pooled: PooledIndexer = NO_POOLED_INDEXER
     conv: ConvSizes = ConvSizes()

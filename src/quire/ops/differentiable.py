@@ -94,7 +94,7 @@ def latent_attention(
     queries = torch.cat((latent.view(len(q), heads, rank), turned), -1)
     if reads.chosen is not None:
         return attend_chosen(queries, rows, batch, reads, reads.chosen).flatten(1)
-    return attend(queries, rows, batch, AttentionSpec(reads.scale, sinks=reads.sinks)).flatten(1)
+    return attend(queries, rows, batch, AttentionSpec(reads.scale, reads.window, sinks=reads.sinks)).flatten(1)
 
 
 def attend_chosen(

@@ -8,7 +8,7 @@ from quire.ops.arrays import Array
 from quire.ops.layout import KVCache, KVLayout
 
 EPS = 1e-6
-"""Of the norm of latents, whatever config.json says of the others."""
+"""Of the norm of latents in most families, whatever config.json says of the others."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,20 @@ def rank_of(cache: KVCache) -> int:
 
 @dataclass(frozen=True, eq=False)
 class LatentHeads:
-    """How many heads a layer's queries have, and the weight f32 [rank] of the norm of its latents."""
+    """How many heads a layer's queries have, and the weight f32 [rank] of the norm of its latents, and its eps."""
 
     count: int
     norm: Array
+    eps: float = EPS
 
 
 @dataclass(frozen=True, eq=False)
 class LatentReads:
     """How rows read latents: `scale` of their scores; `chosen` [T, most] int32, as of `choose_tokens`, where each row
-    reads these tokens alone, None: all up to its own; and `sinks` f32 [heads], as of `AttentionSpec`."""
+    reads these tokens alone, None: all up to its own that `window` has; `sinks` f32 [heads] and `window`, 0 beside
+    `chosen`, as of `AttentionSpec`."""
 
     scale: float
     chosen: Array | None = None
     sinks: Array | None = None
+    window: int = 0

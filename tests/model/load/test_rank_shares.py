@@ -30,7 +30,7 @@ from quire.parallel.topology import Topology
 from sparse_variants import SPARSE
 
 WORLD = 2
-MODELS = SHARED_OUT | {name: SPARSE[name] for name in ("hy_v4", "axk2")}
+MODELS = SHARED_OUT | {name: SPARSE[name] for name in ("hy_v4", "axk2", "dots3_note")}
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
 
 

@@ -12,8 +12,9 @@ from op_cases.reference import rope_table
 from op_cases.registry import cases
 from op_cases.weights import normal
 from quire.core.dtypes import BF16, F32
+from quire.core.windows import first_seen
 from quire.ops.experts import padded_rows
-from quire.ops.latents import LatentHeads, LatentLayout, LatentReads
+from quire.ops.latents import EPS, LatentHeads, LatentLayout, LatentReads
 from quire.ops.layout import KVCache, SharedLayout, carved
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import Case
@@ -48,14 +49,16 @@ def latent_rope_and_cache_cases(g: Generator) -> Iterator[Case]:
                 "table": rope_table(500, r // 2),
                 "slots": torch.randperm(blocks * size, generator=g)[:t],
                 "cache": allocate(layout, blocks),
-                "heads": LatentHeads(heads, normal(g, rank)),
+                "heads": LatentHeads(heads, normal(g, rank), 1e-5 if dtype == F32 else EPS),
             }
 
 
 def latent_case(
-    g: Generator, layout: LatentLayout, heads: int, width: int, rows: tuple[tuple[int, int], ...], sinks: bool = False
-) -> Case:
-    """A paged batch with (new rows, context) per sequence; blocks lie shuffled, unwritten slots are NaN."""
+    g: Generator, layout: LatentLayout, heads: int, width: int, rows: tuple[tuple[int, int], ...], sinks: bool = False,
+    window: int = 0,
+) -> Case:  # fmt: skip
+    """A paged batch with (new rows, context) per sequence; blocks lie shuffled, unwritten slots are NaN, and blocks
+    before all windows none of the pool's."""
     size, blocks = layout.block_size, [-(-context // layout.block_size) for _, context in rows]
     cache = allocate(layout, sum(blocks) + 2)
     cache.keys.fill_(torch.nan)
@@ -70,8 +73,10 @@ def latent_case(
         where = tables[s, at // size].long(), at % size
         cache.keys[where] = normal(g, context, layout.head_dim).to(torch_dtype(layout.dtype))
         cache.values[where] = normal(g, context, layout.rank).to(torch_dtype(layout.dtype))
+        tables[s, : first_seen(window, context - rows[s][0]) // size] = -1
     counts = torch.tensor([0, *(new for new, _ in rows)])
     t = int(counts.sum())
+    sink = normal(g, heads) * 3 if sinks else None
     return {
         "latent": normal(g, t, heads * layout.rank),
         "q": normal(g, t, heads * width),
@@ -79,7 +84,7 @@ def latent_case(
         "cu_q": counts.cumsum(0).int(),
         "context": torch.tensor([context for _, context in rows], dtype=torch.int32),
         "block_tables": tables,
-        "reads": LatentReads((layout.rank + layout.head_dim) ** -0.5, sinks=normal(g, heads) * 3 if sinks else None),
+        "reads": LatentReads((layout.rank + layout.head_dim) ** -0.5, sinks=sink, window=window),
     }
 
 
@@ -127,5 +132,13 @@ def latent_attention_cases(g: Generator) -> Iterator[Case]:
         for size, heads in ((16, 4), (1, 40)):
             case = latent_case(g, LatentLayout(size, 1, 8, dtype, rank=32), heads, 16, mixed, sinks=True)
             yield case
+        for size, heads, window, sinks in (
+            (16, 4, 5, False),
+            (1, 40, 70, True),
+            (16, 40, 300, False),
+            (16, 4, -64, True),
+        ):
+            layout = LatentLayout(size, 1, 8, dtype, rank=32)
+            yield latent_case(g, layout, heads, 16, (*mixed, (40, 1100), (3, 514)), sinks, window)
         for sink in (-1e4, 1e4):  # one that weighs nothing, and one beside which tokens do not
             yield case | {"reads": replace(case["reads"], sinks=torch.full((40,), sink))}

@@ -78,7 +78,7 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
         turned = rope.dim if architecture.turns else spec.head_dim
         found |= {"attention.value_length": spec.kept_value_dim if absorbed else spec.value_dim}
         found |= {TURNED[0]: turned} if turned else {}
-    if KEY_LENGTHS[1] in architecture.known:
+    if KEY_LENGTHS[1] in architecture.known and not absorbed:
         found |= _head_sizes(spec)
     found["vocab_size"] = spec.vocab_size
     found |= _windows(spec, rope, attends)

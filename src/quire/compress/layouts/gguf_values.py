@@ -69,7 +69,7 @@ class Values:
 
     def _exact(self, piece: Piece, weight: Weight, kind: str) -> np.ndarray[Any, Any] | None:
         """The bytes of a matrix whose codes are the format's, None where they are not."""
-        if piece.role in PARTS or self.architecture.factor(piece.role, piece.of.spec) is not None:
+        if piece.role in PARTS or self.architecture.factor(piece.role, piece.of.spec.at(piece.layer)) is not None:
             return None
         rows, columns = rows_of(piece, self.architecture), columns_of(piece, self.architecture)
         weight = weight if rows is None else weight.take_rows(torch.from_numpy(rows))
@@ -88,7 +88,7 @@ class Values:
 
     def _changed(self, piece: Piece, values: Tensor) -> Tensor:
         """The numbers as the file has them, in its order."""
-        spec, role = piece.of.spec, piece.role
+        spec, role = piece.of.spec.at(piece.layer), piece.role
         if role in PARTS and piece.part == "weight":
             return PARTS[role](values, spec)
         values = values.reshape(shape_of(piece, self.architecture)) if DISK_ROLES[role].biased else values

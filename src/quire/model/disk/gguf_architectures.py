@@ -21,6 +21,7 @@ from quire.model.disk.gguf_hybrids import (
     QWEN3_5,
     QWEN3_NEXT,
 )
+from quire.model.disk.gguf_latent_windows import LATENT_WINDOWS
 from quire.model.disk.gguf_latents import LATENTS
 from quire.model.disk.gguf_mixtures import MIXTURES
 from quire.model.disk.gguf_names import GATING, SIGMOID, WINDOW
@@ -58,6 +59,7 @@ ARCHITECTURES = {
     **READ,
     **MIXTURES,
     **LATENTS,
+    **LATENT_WINDOWS,
     **WINDOWED,
     **GEMMAS,
     **ENCODERS,

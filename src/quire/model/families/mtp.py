@@ -46,7 +46,8 @@ def mtp_spec(spec: ModelSpec, family: Family, tensors: Collection[str]) -> Model
     alike = (i for i in range(spec.layers) if spec.attends(i) and windowed in (None, spec.windows[i] > 0))
     like = max(alike, default=spec.layers - 1)
     router = f"{family.names['layer']}{family.names.get('router', '')}."
-    indexer = replace(spec.mla.indexer, own=spec.mla.indexer.own[:1])
+    mla = spec.at(like).mla
+    indexer = replace(mla.indexer, own=mla.indexer.own[:1])
     sparse = "router" in family.names and any(name.startswith(router) for name in tensors)
     return replace(
         spec,
@@ -57,7 +58,7 @@ def mtp_spec(spec: ModelSpec, family: Family, tensors: Collection[str]) -> Model
         mixers=(),
         sizes=spec.sizes[like : like + 1],
         kv_source=(),
-        mla=replace(spec.mla, indexer=indexer),
+        mla=replace(mla, indexer=indexer),
         bare=(),
         moe=replace(spec.moe, sparse=(sparse,) if spec.moe.sparse else ()),
         conv=ConvSizes(),

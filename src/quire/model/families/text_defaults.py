@@ -20,6 +20,7 @@ _GRANITE = _sizes(4096, 32, 32, 11008, 32000)
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "aria_text": _sizes(4096, 32, 32, 4096, 32000, max_position_embeddings=2048),
     "cohere2": _sizes(8192, 40, 64, 22528, 256000),
+    "dots3_note_text": _sizes(5120, 46, 128, 13824, 152064),
     "deepseek_v3": _sizes(7168, 61, 128, 18432, 129280),
     "emu3_text_model": _sizes(4096, 32, 32, 14336, 184622, num_key_value_heads=8, max_position_embeddings=9216,
                               rms_norm_eps=1e-5, rope_theta=1e6),

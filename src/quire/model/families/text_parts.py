@@ -21,8 +21,9 @@ PATHS = (("text_config",), ("thinker_config", "text_config"), ("llm_config",), (
 """Where config.json has the decoder's; of several the first."""
 KEPT = (*OUTER, "bos_token_id", "eos_token_id")
 """Fields of the whole model that are the decoder's where that does not say otherwise."""
-FLAT = {"phi3_v": "phi3", "phi4mm": "phi3", "phi4_multimodal": "phi3"}
-"""Model types whose config.json is that of their decoder, which is of this family, with more in it."""
+FLAT = {"phi3_v": "phi3", "phi4mm": "phi3", "phi4_multimodal": "phi3", "dots3_note": "dots3_note_text"}
+"""Model types whose config.json is that of their decoder, which is of this family, with more in it, unless it has a
+`text_config`."""
 FLAT_PARTS = ("img_processor", "audio_processor", "embd_layer", "vision_config", "audio_config")
 """What else is in it."""
 ADAPTED = Rewrite(r"(.*)\.base_layer\.weight", r"\1.weight")
@@ -62,7 +63,7 @@ def text_part(raw: Raw) -> TextPart | None:
     kind = raw.get("model_type")
     if not isinstance(kind, str) or (kind in MULTIMODAL and _has_tower(raw)):
         return None
-    if kind in FLAT:
+    if kind in FLAT and not raw.get("text_config"):
         others = tuple(name for name in FLAT_PARTS if raw.get(name))
         inner = {name: value for name, value in raw.items() if name not in others}
         return TextPart(kind, _whole({}, inner | {"model_type": FLAT[kind]}), "", others)

@@ -187,7 +187,12 @@ def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced 
         eps=spec.norm_eps,
         rope=rows,
         attend=AttentionSpec(
-            spec.attention_scale, spec.windows[index], spec.softcap, reader.vector("sinks", index), alibi, bias
+            spec.at(index).attention_scale,
+            spec.windows[index],
+            spec.softcap,
+            reader.vector("sinks", index),
+            alibi,
+            bias,
         ),
         o=load_result(reader, mixer.out, index) if mixer.out else absent,
         attn_post_norm=attn_post_norm,

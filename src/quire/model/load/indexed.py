@@ -21,7 +21,7 @@ def load_indexed(
     """`qkv` and attention of layer `index`, packed, with the layer's own indexer if it has one. `gate`: of the rows."""
     down, attention = load_latent(reader, index)
     last = reader.once("last choice", LastChoice)
-    if not reader.opened.spec.mla.indexer.at(index):
+    if not reader.opened.spec.at(index).mla.indexer.at(index):
         return down, FollowingAttention(attention, last, gate)
     assert isinstance(attention.query, LowRankQuery), "families with indexers have queries by way of a smaller space"
     indexer, wide = _indexer(reader, index), isinstance(attention.query, WideQuery)

@@ -38,7 +38,7 @@ class IndexedLatents(Latents):
 
 
 ROLES = {
-    name: replace(role, optional=True, where=lambda s, layer: s.attends(layer) and s.mla.indexer.at(layer))
+    name: replace(role, optional=True, where=lambda s, layer: s.attends(layer) and s.at(layer).mla.indexer.at(layer))
     for name, role in {
         "index_q": Role("linear", lambda s: (s.mla.indexer.heads * s.mla.indexer.head_dim, s.mla.q_rank)),
         "index_k": Role("linear", lambda s: (s.mla.indexer.head_dim, s.hidden)),

@@ -84,6 +84,7 @@ ROLES = {
         "value_gate": Role("linear", lambda s: (s.heads * s.mla.value, s.hidden), ROWS, lambda s: s.heads),
         "kv_a": Role("linear", lambda s: (s.mla.rank + s.mla.rope, s.hidden)),
         "kv_a_norm": Role("vector", lambda s: (s.mla.rank,)),
+        "turned_key_norm": Role("vector", lambda s: (s.mla.rope,)),
         "kv_b": _KV,
         "k_b": replace(_KV, shape=lambda s: (s.heads * s.mla.rank, s.mla.nope)),
         "v_b": replace(_KV, shape=lambda s: (s.heads * s.mla.value, s.mla.rank)),

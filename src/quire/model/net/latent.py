@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quire.model.batch import Batch
 from quire.model.net.decoder import Layer, Wanted, chosen
 from quire.model.net.gated_attention import OutputGate
-from quire.model.net.parts import Linear, RmsNorm
+from quire.model.net.parts import Linear, RmsNorm, RowChange
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.latents import LatentHeads, LatentReads
@@ -25,6 +25,7 @@ class LatentAttention:
     `query`: rows [T, hidden] -> [T, heads * (nope + rope)], by way of a smaller space or straight. `into` [rank, nope]
     per head carries the part that does not turn into the latents' space; `out` [value, rank] carries results back. All
     rows, of prompts too, take this absorbed way: another order of products would give other bits in other batches.
+    `key_changes` are of what `qkv` makes.
     """
 
     query: Project
@@ -33,6 +34,7 @@ class LatentAttention:
     out: Packed
     rank: int
     value: int
+    key_changes: tuple[RowChange, ...] = ()
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; latents and rotated keys of the rows are written to `cache`."""
@@ -54,9 +56,11 @@ class LatentAttention:
         q, kv = made
         for change in layer.qkv_changes:
             q = change(ops, q, batch)
+        for change in self.key_changes:
+            kv = change(ops, kv, batch)
         q = ops.latent_rope_and_cache(q, kv, batch.positions, layer.rope, batch.slots, cache[0], self.heads)
         latent = ops.head_linear(q, self.into, self.heads.count, self.rank)
-        reads = LatentReads(layer.attend.scale, tokens, layer.attend.sinks)
+        reads = LatentReads(layer.attend.scale, tokens, layer.attend.sinks, layer.attend.window)
         attended = ops.latent_attention(latent, q, cache[0], batch.cu_q, batch.context, batch.block_tables, reads)
         attended = chosen(ops, attended, wanted)
         found: Array = ops.head_linear(attended, self.out, self.heads.count, self.value)

@@ -12,7 +12,7 @@ from quire.ops.cpu.descriptor_cache import (
 )
 from quire.ops.cpu.state import Cpu
 from quire.ops.descriptors import AttentionDescriptor
-from quire.ops.latents import EPS, LatentHeads, LatentReads, rank_of
+from quire.ops.latents import LatentHeads, LatentReads, rank_of
 from quire.ops.layout import KVCache
 from quire.ops.native import check
 from quire.ops.op import impl
@@ -52,7 +52,7 @@ def latent_rope_and_cache(
     if width % heads.count:
         raise ValueError(f"latent_rope_and_cache: {width} columns are not {heads.count} heads")
     if rows:
-        rope = rope_descriptor(table, heads.count, (None, heads.norm), EPS)
+        rope = rope_descriptor(table, heads.count, (None, heads.norm), heads.eps)
         cpu.call("latent_rope_and_cache", q, kv, positions, slots, at_cache, rope, rows, width // heads.count)
     return q
 
@@ -81,6 +81,7 @@ def latent_attention(
         check(reads.sinks, "latent_attention sinks", F32, heads)
     out = cpu.arena.empty(rows, heads * rank)
     if rows:
-        spec = AttentionDescriptor(heads=heads, scale=reads.scale, sinks=address_or_none(reads.sinks))
+        sinks = address_or_none(reads.sinks)
+        spec = AttentionDescriptor(heads=heads, scale=reads.scale, sinks=sinks, window=reads.window)
         cpu.call("latent_attention", out, latent, q, at_cache, batch, spec, chosen, rows, q.shape[1] // heads, most)
     return out

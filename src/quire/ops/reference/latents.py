@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.ops.latents import EPS, LatentHeads, LatentReads, rank_of
+from quire.core.windows import first_seen
+from quire.ops.latents import LatentHeads, LatentReads, rank_of
 from quire.ops.layout import KVCache
 from quire.ops.op import op
 from quire.ops.reference.caches import write_latents
@@ -39,7 +40,7 @@ def turned_latents(
     rank, r = rank_of(cache), 2 * table.shape[2]
     queries = q.view(len(q), heads.count, q.shape[1] // heads.count)
     q = torch.cat((queries[..., :-r], rotated(queries[..., -r:], positions, table)), -1).flatten(1)
-    latents = rmsnorm(kv[:, :rank], heads.norm, EPS)
+    latents = rmsnorm(kv[:, :rank], heads.norm, heads.eps)
     keys = rotated(kv[:, None, rank:], positions, table)[:, 0]
     write_latents(cache, slots, keys, latents)
     return q, torch.cat((latents, keys), 1)
@@ -83,7 +84,8 @@ def latent_attention(
     """Causal softmax(reads.scale * (latent . c + q_rotated . k)) c over paged latents c and rotated keys k.
 
     latent [T, heads * rank] f32: queries in the latents' space; q [T, heads * width] f32 holds their rotated part at
-    the end of each head. The batch is as in `attention`. Of `reads.chosen` each row reads its tokens alone.
+    the end of each head. The batch is as in `attention`. Of `reads.chosen` each row reads its tokens alone, otherwise
+    those that `reads.window` has; blocks wholly before it are never read.
     `reads.sinks` take part in the softmax and have no latent.
     Returns f32 [T, heads * rank].
     """
@@ -95,14 +97,17 @@ def latent_attention(
         begin, end, length = int(cu_q[s]), int(cu_q[s + 1]), int(context[s])
         if begin == end:
             continue
-        table = block_tables[s, : -(-length // size)].long()
-        values = cache.values[table].flatten(0, 1)[:length].float()
-        keys = torch.cat((values, cache.keys[table].flatten(0, 1)[:length].float()), -1)
+        base = length - (end - begin)
+        first = first_seen(reads.window, base) // size
+        table, at = block_tables[s, first : -(-length // size)].long(), first * size
+        values = cache.values[table].flatten(0, 1)[: length - at].float()
+        keys = torch.cat((values, cache.keys[table].flatten(0, 1)[: length - at].float()), -1)
         scores = torch.einsum("thd,sd->hts", queries[begin:end], keys) * reads.scale
-        row = torch.arange(length - (end - begin), length)[:, None]
-        hidden = torch.arange(length)[None] > row
+        key, row = torch.arange(at, length)[None], torch.arange(base, length)[:, None]
+        lowest = torch.tensor([first_seen(reads.window, i) for i in range(base, length)])[:, None]
+        hidden = (key > row) | (key < lowest)
         if reads.chosen is not None:
             hidden = hidden | unchosen(reads.chosen[begin:end], length)
         scores = with_sinks(scores.masked_fill(hidden, -torch.inf), reads.sinks)
-        out[begin:end] = torch.einsum("hts,sr->thr", scores.softmax(-1)[..., :length], values)
+        out[begin:end] = torch.einsum("hts,sr->thr", scores.softmax(-1)[..., : length - at], values)
     return out.flatten(1)

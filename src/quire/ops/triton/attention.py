@@ -103,10 +103,13 @@ def latent_attention(
     check_cache(cache)
     if reads.sinks is not None:
         tensor(reads.sinks, "latent_attention sinks", torch.float32, heads)
-    batch = _paged("latent_attention", cu_q, context, block_tables, AttentionSpec(reads.scale, sinks=reads.sinks), None)
+    spec = AttentionSpec(reads.scale, reads.window, sinks=reads.sinks)
+    batch = _paged("latent_attention", cu_q, context, block_tables, spec, None)
     sizes = gpu.config("latent_attention", rank=rank, bytes=_dot(cache).primitive_bitwidth // 8)
     queries = Queries(latent, heads, rank, q, q_width // heads, cache.layout.head_dim)
     if reads.chosen is not None:
+        if reads.window:
+            raise ValueError("latent_attention: chosen tokens have no window")
         split = splits_of(block_tables.shape[1] * cache.layout.block_size)[0]
         static = _static(gpu, queries, cache, batch, sizes["keys"]) | {"SPLIT": split}
         return attend_chosen(gpu, (latent, q), cache, (cu_q, context, block_tables), reads, static, sizes)

@@ -11,7 +11,7 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 
 from quire.core.dtypes import I8
-from quire.ops.latents import EPS, LatentHeads, rank_of
+from quire.ops.latents import LatentHeads, rank_of
 from quire.ops.layout import LARGEST, KVCache, KVLayout
 from quire.ops.op import impl
 from quire.ops.triton import cache_kernels as kernels
@@ -97,7 +97,7 @@ def latent_rope_and_cache(
     if rows:
         together = heads_together(gpu, heads.count)
         kernels.latent_rope_kernel[(rows, cdiv(heads.count, together) + 1)](
-            q, kv, positions, table, slots, cache.keys, cache.values, heads.norm, EPS, cache.keys.stride(0),
+            q, kv, positions, table, slots, cache.keys, cache.values, heads.norm, heads.eps, cache.keys.stride(0),
             cache.values.stride(0), heads.count, width // heads.count, R=r, RANK=rank, BRANK=next_power_of_2(rank),
             HB=next_power_of_2(r // 2), SIZE=size, BH=together,
         )  # fmt: skip
