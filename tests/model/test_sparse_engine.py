@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -9,10 +10,10 @@ import pytest
 import torch
 
 from engine_answers import engine_of, make_requests, run
-from oracle import BACKENDS, edit_config, write
+from oracle import BACKENDS, SMALL, edit_config, write
 from quire.core.errors import ConfigError
 from quire.engine.local import LocalEngine
-from speculation_methods import TINY
+from speculation_methods import METHODS, TINY, requests_of
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 MODELS = ("indexers", "shared indexers", "block indexers", "pooled indexers")
@@ -42,6 +43,20 @@ def test_a_request_gives_the_same_bits_whatever_runs_beside_it(name: str, tmp_pa
         assert run(engine, [requests[i]])[f"r{i}"].bits() == want[f"r{i}"]
     edit_config(Path(folder), index_topk=200, index_topk_blocks=200, indexer_budget=3200)
     assert answers(None, 24) != want, "more tokens than are chosen were there to read"
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_drafts_beside_ngrams_and_blocks_change_no_bit(method: str, tmp_path: Path) -> None:
+    folder, (_, facts) = write_model(tmp_path, "pooled indexers"), TINY["pooled indexers"]
+    requests = [each for each in requests_of(SMALL["vocab_size"], "") if each.params.n == 1]
+    assert facts["ple_layer_ids"]
+    want = {name: answer.bits() for name, answer in run(engine_of(model=folder), requests).items()}
+    for options in ({}, {"num_blocks": 24, "max_num_batched_tokens": 32, "max_num_seqs": 8}):
+        engine = engine_of(
+            model=folder, speculative_config=json.dumps(METHODS[method] | {"adaptive": False}), **options
+        )
+        assert {name: answer.bits() for name, answer in run(engine, requests).items()} == want
+        assert engine.engine.stats().draft_tokens > 0
 
 
 def test_stages_that_would_share_an_indexer_are_refused(tmp_path: Path) -> None:

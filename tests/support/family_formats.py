@@ -140,7 +140,7 @@ class Checkpoint:
         """Write the checkpoint with `changes` in the place of its matrices, other numbers in `dtype`."""
         if folder != self.folder:
             shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-        kept = {n: t.to(dtype) for n, t in self.tensors.items() if n not in self.codes}
+        kept = {n: t.to(dtype) if t.is_floating_point() else t for n, t in self.tensors.items() if n not in self.codes}
         save_file(kept | changes, folder / "model.safetensors", {"format": "pt"})
 
     def quantized(self, folder: Path, config: dict[str, Any], convert: Callable[[Tensor], Parts]) -> None:

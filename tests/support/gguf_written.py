@@ -134,6 +134,7 @@ LATER = (
     "muse-glimmer",
     "hy_v4",
     "hrm_text",
+    "qwen4exp",
     "minimax-01",
     "bailingmoe3",
     "laguna",

@@ -138,6 +138,7 @@ DOTS3 = {
     "swa_qk_rope_head_dim": 8,
     "swa_v_head_dim": 16,
 }
+ATTENDS = {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}
 MINIMAX_01 = {
     "architectures": ["MiniMaxText01ForCausalLM"],
     "rotary_dim": 16,
@@ -166,6 +167,8 @@ RELEASED: dict[str, dict[str, Any]] = llama_cpp_models.RELEASED | {
     "step35 scaled": STEP35 | {"rope_theta": [1e4, 1e3, 1e3, 1e4], "rope_parameters": SCALED},
     "bailingmoe3": LING3,
     "dots3note": DOTS3,
+    "qwen4exp": ATTENDS,
+    "qwen4exp no n-grams": ATTENDS,
     "minimax-01 eighth": MINIMAX_01,
     "muse-glimmer": {"architectures": ["MuseGlimmerForConditionalGeneration"]},
     "minimax-m3 all blocks": MINIMAX_M3 | {"sparse_attention_config": BLOCKS | {"sparse_topk_blocks": 3}},

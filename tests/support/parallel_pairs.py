@@ -133,7 +133,6 @@ FEATURES: dict[str, dict[str, Any]] = {
     "indexers, ngram": {"model": "indexers", "speculative_config": METHODS["ngram"]},
     "shared indexers": {"model": "shared indexers"},
     "block indexers": {"model": "block indexers"},
-    "pooled indexers, n-grams, gated residuals": {"model": "pooled indexers"},
     "T5": {"model": "encoder"},
     "images": {"model": "qwen3_vl"},
     "images, rows that see each other": {"model": "gemma3"},

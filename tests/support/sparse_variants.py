@@ -85,6 +85,20 @@ WHOLE = DENSE | {
     "minimax_m3_short": (
         "minimax_m3_vl_text",
         BLOCKS | {"index_block_size": 16, "dense_intermediate_size": 128, "shared_intermediate_size": 128},
-    )
+    ),
+    "qwen4_exp_short": (
+        "qwen4_exp_text",
+        POOLED_SIZES
+        | {
+            "num_hidden_layers": 2,
+            "ple_layer_ids": [1],
+            "layer_types": ["linear_attention", "indexed_attention"],
+            "indexer_compress_ratio": 16,
+            "indexer_budget": 32,
+            "hc_lowrank": 64,
+            "ple_embed_dim": 64,
+            "hc_count": 2,
+        },
+    ),
 }
 """Those that read all of a short sequence, whatever rounding does to scores."""

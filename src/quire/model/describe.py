@@ -41,7 +41,7 @@ from quire.quant.registry import cache_scales, detect, matrix_scheme
 from quire.store.catalog import look_up
 from quire.store.hub import NEWEST, Hub
 
-OUTER = ("embed", "head", "input_table")
+OUTER = ("embed", "head", *IN_FILE)
 
 
 @dataclass(frozen=True)

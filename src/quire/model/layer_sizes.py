@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.model.latent_sizes import MLA
@@ -122,7 +122,7 @@ class Ngrams:
 
     It has `heads` rows of `width` numbers in all for n-grams of up to `tokens` tokens, and convolves what is made of
     them over `taps` rows, `tokens` apart. `factors` and `sizes` are as of `quire.ops.ngrams.NgramHash`, `rows` those of
-    the table. `end`: the token that n-grams do not reach beyond.
+    the table, of which there may be more. `end`: the token that n-grams do not reach beyond.
     """
 
     layer: int = 0
@@ -132,7 +132,7 @@ class Ngrams:
     taps: int = 0
     factors: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
-    rows: int = 0
+    rows: int = field(default=0, compare=False)
     end: int = 0
 
     def at(self, layer: int) -> bool:

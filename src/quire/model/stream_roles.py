@@ -84,5 +84,5 @@ ROLES = {
     "laurel_norm": Role("vector", lambda s: (s.hidden,), optional=True),
 }  # fmt: skip
 """Roles of layers, and the matrices that make streams of embedded tokens and of which the head's rows are made."""
-IN_FILE = ("input_table",)
+IN_FILE = ("input_table", "ngram_table")
 """Tables of which only a few rows are ever in memory; tokens beyond the last row have the first one."""

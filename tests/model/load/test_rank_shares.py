@@ -27,10 +27,11 @@ from quire.parallel.comm import Comm
 from quire.parallel.rank_place import RankPlace
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import Topology
-from sparse_variants import SPARSE
+from sparse_variants import SPARSE, WHOLE
 
 WORLD = 2
-MODELS = SHARED_OUT | {name: SPARSE[name] for name in ("hy_v4", "axk2", "dots3_note")}
+NAMES = ("hy_v4", "axk2", "dots3_note", "qwen4_exp_short")
+MODELS = SHARED_OUT | {name: (SPARSE | WHOLE)[name] for name in NAMES}
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
 
 

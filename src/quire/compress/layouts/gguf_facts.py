@@ -191,7 +191,7 @@ def _scaling(rope: Rope) -> dict[str, Any]:
 def same(a: Any, b: Any) -> bool:
     """Tell whether facts are the same but for the rounding of numbers to 32 bits."""
     if is_dataclass(a) and is_dataclass(b):
-        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a) if f.compare)
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, float) and isinstance(b, (int, float)):

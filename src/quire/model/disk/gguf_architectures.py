@@ -25,6 +25,7 @@ from quire.model.disk.gguf_latent_windows import LATENT_WINDOWS
 from quire.model.disk.gguf_latents import LATENTS
 from quire.model.disk.gguf_mixtures import MIXTURES
 from quire.model.disk.gguf_names import GATING, SIGMOID, WINDOW
+from quire.model.disk.gguf_ngrams import QWEN4
 from quire.model.disk.gguf_windowed import WINDOWED
 
 LIKE_LLAMA = ("internlm3", "ministral", "helium", "aquila", "internlm", "iquestcoder")
@@ -53,6 +54,7 @@ ARCHITECTURES = {
     "qwen3next": QWEN3_NEXT,
     "qwen35": QWEN3_5,
     "qwen35moe": replace(QWEN3_5, model_type="qwen3_5_moe_text"),
+    "qwen4exp": QWEN4,
     "lfm2": LFM2,
     "lfm2moe": replace(LFM2, model_type="lfm2_moe", facts={"use_expert_bias": False}, fixed={GATING: SIGMOID}),
     **DENSE,

@@ -48,6 +48,7 @@ NAMES = {
     "conv_in": "shortconv.in_proj",
     "conv": "shortconv.conv",
     "conv_out": "shortconv.out_proj",
+    "pooled_index_qk": "indexer.qk_proj",
     "q_gate": "attn_q",
     "attn_gate": "attn_gate",
     "head_gate": "attn_gate",
@@ -115,6 +116,7 @@ PARTED = {
     "delta_qkvz": ("delta_qkv", "delta_z"),
     "shared_gate_up": ("shared_gate", "shared_up"),
     "kv_b": ("k_b", "v_b"),
+    "pooled_index_qk": ("pooled_index_q", "pooled_index_k"),
 }
 """Matrices of folders -> what is in their place; older files have them as they are."""
 NAKED = ("delta_decay", "scan_decay", "scan_skip", "channel_decay", "channel_skip")

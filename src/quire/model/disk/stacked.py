@@ -13,7 +13,7 @@ from quire.ops.arrays import AnyArray, concat, stack
 
 class StackedSource:
     """A `TensorSource` in which the numbered pieces `family.stacks` names are rows of one tensor named as the role
-    is, or pieces of it below each other where it is a table."""
+    is, or of a table, one below the other."""
 
     def __init__(self, source: TensorSource, family: Family, layers: int) -> None:
         self._source = source
@@ -21,10 +21,12 @@ class StackedSource:
         self._below: set[str] = set()
         self.infos: dict[str, TensorInfo] = dict(source.infos)
         for role, piece in family.stacks.items():
+            if not DISK_ROLES[role].layer:
+                self._join(f"{family.names[role]}.weight", f"{family.names[role]}{piece}.weight", True)
+                continue
             for layer in range(layers):
                 prefix = family.names["layer"].format(layer)
-                below = DISK_ROLES[role].kind == "table"
-                self._join(f"{prefix}{family.names[role]}.weight", f"{prefix}{piece}.weight", below)
+                self._join(f"{prefix}{family.names[role]}.weight", f"{prefix}{piece}.weight", False)
 
     def _join(self, whole: str, piece: str, below: bool) -> None:
         names: list[str] = []
@@ -45,7 +47,13 @@ class StackedSource:
         pieces = self.pieces(name)
         if name not in self._pieces:
             return pieces[0]
-        return concat(pieces) if name in self._below else stack(pieces)
+        if name not in self._below:
+            return stack(pieces)
+        return pieces[0] if len(pieces) == 1 else concat(pieces)
+
+    def parted(self, name: str) -> bool:
+        """Whether the tensor `name` lies in several pieces."""
+        return len(self._pieces.get(name, ())) > 1
 
     def pieces(self, name: str) -> list[AnyArray]:
         """What the tensor `name` is put together of, each where it lies."""

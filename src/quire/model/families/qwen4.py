@@ -42,7 +42,6 @@ WAYS = {
     "inject": "block_inject_weight",
 }
 PLE = {
-    "ngram_table": "ple.ple_embedding.ngram_embedding",
     "ngram_key": "ple.key_proj",
     "ngram_value": "ple.value_proj",
     "ngram_key_norm": "ple.norm_key",
@@ -59,7 +58,11 @@ NAMES = without(QWEN3_5, "attn_norm", "mlp_norm", "final_norm", "gate", "up", "d
     **{f"residual_head_{way}": f"model.hyper_connection_mixer.{WAYS[way]}" for way in ("norm", "down", "up")},
     **PLE,
 }  # fmt: skip
-REQUIRED = tuple(role for role in NAMES if role.startswith(("residual_", "pooled_index_q_norm", "pooled_index_k_norm")))
+REQUIRED = (
+    *("q_norm", "k_norm", "attn_gate", "shared_switch"),
+    *(f"pooled_index_{role}" for role in ("q", "k", "q_norm", "k_norm")),
+    *(role for role in NAMES if role.startswith("residual_")),
+)
 BITS = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
@@ -106,7 +109,7 @@ def read_ngrams(config: HfConfig, layers: int) -> Ngrams:
         raise config.fail("ngram_size", f"is {tokens}; {len(factors)} factors and {len(sizes)} sizes do not fit it")
     divisor = config.integer("make_ngram_vocab_size_divisible_by", high=1 << 20)
     rows = config.integer("ngram_rows", -(-sum(sizes) // divisor) * divisor, low=sum(sizes), high=(1 << 31) - 1)
-    ends = config.token_ids("eos_token_id", vocab_size)
+    ends = config.token_ids("ngram_end", vocab_size) or config.token_ids("eos_token_id", vocab_size)
     if not ends:
         raise config.fail("eos_token_id", "is missing; n-grams do not reach beyond it")
     return Ngrams(named[0] - 1, tokens, heads, width, taps, factors, sizes, rows, ends[0])
@@ -154,19 +157,24 @@ DEFAULTS: dict[str, Any] = QWEN_NEXT_DEFAULTS | QWEN_NEXT_EXPERTS | {
 }  # fmt: skip
 
 
+def tables(config: HfConfig) -> dict[str, str]:
+    """The name of the table of n-grams, where there is one."""
+    named = config.integers("ple_layer_ids")
+    return {"ngram_table": f"model.layers.{named[0] - 1}.ple.ple_embedding.ngram_embedding"} if named else {}
+
+
+READS = QWEN_NEXT_READS | {
+    "moe": read_moe(), "delta": read_delta, "windows": read_windows, "streams": read_streams, "pooled": read_pooled,
+    "ngrams": read_ngrams,
+}  # fmt: skip
+
+
 def qwen4_exp(config: HfConfig) -> Family:
     """Qwen3.5's mixture with blocks chosen, several streams, and n-grams in a layer."""
-    ngrams = tuple(PLE) if config.integers("ple_layer_ids") else ()
+    table = tables(config)
+    required = (*REQUIRED, *table, *(PLE if table else ()))
     return Family(
-        NAMES,
-        DEFAULTS,
-        QWEN_NEXT_READS | {"moe": read_moe(), "delta": read_delta, "windows": read_windows, "streams": read_streams,
-                           "pooled": read_pooled, "ngrams": read_ngrams},
-        ("q_norm", "k_norm", "attn_gate", "shared_switch", "pooled_index_q", "pooled_index_k", *REQUIRED, *ngrams),
-        QWEN_NEXT_BIASES,
-        {"norm": "rms1p", "join": "own"},
-        rewrites=(*NAKED, *STACKED),
-        skipped=FURTHER,
-        buffers=tuple(f".ple_embedding.{name}" for name in HASHED),
-        stacks={"ngram_table": f"{PLE['ngram_table']}.shard_{{}}"},
+        NAMES | table, DEFAULTS, READS, required, QWEN_NEXT_BIASES, {"norm": "rms1p", "join": "own"},
+        rewrites=(*NAKED, *STACKED), skipped=FURTHER, buffers=tuple(f".ple_embedding.{name}" for name in HASHED),
+        stacks=dict.fromkeys(table, ".shard_{}"),
     )  # fmt: skip

@@ -20,7 +20,8 @@ A row is a Family, or a function of config.json that gives one (where tensors or
 - modules   what transformers' modules have in the place of the prefix, where its files keep that.
 - nested    what files of models that are more than the decoder have in its place.
 - aliases   role -> other names that a file may have it under.
-- stacks    roles whose tensor lies in numbered pieces -> name of a piece, with {} for the number.
+- stacks    roles whose tensor lies in numbered pieces -> name of a piece, with {} for the number; of a table, what is
+            behind the table's name.
 - buffers   endings of tensors that hold no weights (masks of old files) and are ignored.
 - skipped   beginnings of tensors of parts that are not run, and ignored.
 - rewrites  tensors kept in another form than `base.part` of one matrix (`rewrite`).

@@ -6,11 +6,11 @@ import numpy as np
 
 from quire.core.dtypes import F32
 from quire.core.errors import ModelError
+from quire.model.load.layer_ending import file_table
 from quire.model.load.reader import WeightReader
 from quire.model.mixers.ngram_delta import HASHED, digit_columns
 from quire.model.net.gated_ngrams import GatedNgrams, NgramEmbedding
-from quire.model.net.parts import Embedding
-from quire.ops.arrays import AnyArray, Host, contiguous, dtype_of, to_numpy
+from quire.ops.arrays import AnyArray, Host, to_numpy
 from quire.ops.convolution import Convolution
 from quire.ops.ngrams import DIGITS, NgramHash
 
@@ -25,7 +25,7 @@ def load_ngrams(reader: WeightReader, index: int) -> GatedNgrams:
     spaced = np.zeros((sizes.reach, len(taps)), F32)
     spaced[:: sizes.tokens] = taps.T
     found = reader.once("digits of tokens", lambda: _digits(reader))
-    embedding = NgramEmbedding(found, _recall(sizes.tokens), _hash(reader), Embedding(_table(reader, index)))
+    embedding = NgramEmbedding(found, _recall(sizes.tokens), _hash(reader), file_table(reader, "ngram_table"))
     return GatedNgrams(
         embedding,
         reader.linear(("ngram_key",), index),
@@ -74,10 +74,3 @@ def _hash(reader: WeightReader) -> NgramHash:
             if name.endswith(f".{ending}") and not np.array_equal(to_numpy(reader.read(name)), known):
                 raise ModelError(f"{reader.opened.folder}: {name} is not what follows from config.json")
     return NgramHash(factors, np.stack((own, firsts)), sizes.end)
-
-
-def _table(reader: WeightReader, index: int) -> AnyArray:
-    name = reader.opened.claim.get("ngram_table", index)["weight"]
-    table = contiguous(reader.read(name))
-    reader.count("ngram_table", dtype_of(table).name, table.nbytes)
-    return table

@@ -48,7 +48,7 @@ def _head(spec: ModelSpec) -> int:
 ROLES = {
     name: replace(role, optional=True, where=lambda s, layer: s.ngrams.at(layer))
     for name, role in {
-        "ngram_table": Role("table", lambda s: (s.ngrams.rows, _head(s))),
+        "ngram_table": Role("table", lambda s: (s.ngrams.rows, _head(s)), layer=False),
         "ngram_key": Role("linear", lambda s: (_all(s), s.ngrams.width)),
         "ngram_value": Role("linear", lambda s: (s.hidden, s.ngrams.width)),
         **{f"ngram_{name}_norm": Role("vector", lambda s: (_all(s),)) for name in ("key", "query", "value")},
