@@ -42,6 +42,19 @@ void embedding(float* out, const int32_t* tokens, const void* table, int64_t row
     });
 }
 
+// The same of a table in pieces of `each` rows below each other, the last of which may have fewer: where each lies.
+void embedding_pieces(float* out, const int32_t* tokens, const int64_t* pieces, int64_t rows, int64_t d, int64_t vocabulary, int64_t each, int64_t numbers) {
+    if (numbers < 0 || numbers >= kNumbers || each < 1) fail("embedding: unknown numbers, or pieces without rows");
+    for (int64_t r = 0; r < rows; ++r) row_of_token(tokens[r], -1, vocabulary);
+    parallel_ranges(rows, d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            const int64_t piece = tokens[r] / each, row = tokens[r] % each;
+            const void* table = reinterpret_cast<const void*>(pieces[piece]);
+            for_lanes(d, [&](int64_t i, int n) { store_lanes(out + r * d + i, load_numbers(table, row * d + i, n, numbers), n); });
+        }
+    });
+}
+
 template <int64_t kKind, bool kGated>
 void activate_rows(float* out, const float* x, int64_t rows, int64_t f) {
     const int64_t stride = kGated ? 2 * f : f;
@@ -244,6 +257,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&sparse_gate>("sparse_gate"),
     op_entry<&scale_columns>("scale_columns"),
     op_entry<&embedding>("embedding"),
+    op_entry<&embedding_pieces>("embedding_pieces"),
     op_entry<&rmsnorm>("rmsnorm"),
     op_entry<&add_rmsnorm>("add_rmsnorm"),
     op_entry<&lora_shrink>("lora_shrink"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from family_tensors import rewrite
-from oracle import edit_config, logits, relative_error, write
+from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
 from paged_model import CUTS, TOLERANCE, Paged, load, prompt
 from paged_model import ops as ops
 from quire.core.errors import ConfigError, ModelError
@@ -143,6 +143,14 @@ def test_ngrams_and_keys_of_blocks_that_cannot_be_are_refused(field: str, value:
     edit_config(tmp_path, **{field: value})
     with pytest.raises(ModelError, match=field):
         describe(str(tmp_path))
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_rows_of_ngrams_are_read_out_of_the_file(pieces: int, tmp_path: Path) -> None:
+    write(tmp_path, "qwen4_exp_text", **POOLED["qwen4_exp"][1] | {"split_ngram_parts": pieces})
+    found = load(tmp_path, backend("cpu"), block_size=4)
+    assert found.report["ngram_table"] == ("float32 in the file", 0)
 
 
 def test_other_places_of_ngrams_than_those_of_the_files_are_refused(tmp_path: Path, ops: Ops) -> None:

@@ -14,7 +14,7 @@ from chunked_models import LLAMA4
 from oracle import SMALL, is_norm
 from paged_model import NEMOTRON
 from quire.model.families.text_parts import text_part
-from sparse_variants import SPARSE
+from sparse_variants import SPARSE, WHOLE
 
 TEXT = SMALL | {"vocab_size": 320}
 LAST = TEXT["vocab_size"] - 1
@@ -60,6 +60,8 @@ MORE: dict[str, dict[str, Any]] = {
     "paddleocr_vl_text": {"head_dim": 16} | rope(4, 2, 2),
     "step3p5": GATED["step3p5"][1],
     "dots3_note_text": SPARSE["dots3_note"][1],
+    "qwen4_exp_text": WHOLE["qwen4_exp_short"][1] | {
+        "rope_parameters": HALF | {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
 }  # fmt: skip
 """Further fields of a text_config, by its type."""
 

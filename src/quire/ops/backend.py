@@ -29,7 +29,7 @@ from quire.ops.lazy import require_torch
 from quire.ops.native import best_ops, require_native
 from quire.ops.op import implementations
 from quire.ops.tuning import Tuning
-from quire.ops.weights import Packed, PackedForm, PackedTable, StoredMatrix, StoredTable, Weight
+from quire.ops.weights import Packed, PackedForm, PackedTable, PieceTable, StoredMatrix, StoredTable, Weight
 
 if TYPE_CHECKING:
     from quire.ops.runtime import Runtime
@@ -233,7 +233,7 @@ class Ops(ABC):
         """Whether `embedding` takes rows of a table that lies in a mapped file, of any dtype of numbers."""
         return not self.queues
 
-    def forget_rows(self, table: Array | PackedTable | StoredTable) -> None:
+    def forget_rows(self, table: Array | PackedTable | StoredTable | PieceTable) -> None:
         """Let go of memory of a table in a mapped file, of which rows were read; where no op does that, it stays."""
         return
 

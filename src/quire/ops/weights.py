@@ -306,6 +306,23 @@ class StoredTable:
     numbers: Array | None = None
 
 
+@dataclass(frozen=True)
+class PieceTable:
+    """A look-up table [V, k] in pieces of a mapped file, one below the other, of which only rows that are asked for are
+    read. All pieces have as many rows as the first, the last one no more.
+
+    `addresses` [pieces] int64: where they lie.
+    """
+
+    pieces: tuple[Host, ...]
+    addresses: Host
+
+    @property
+    def rows(self) -> int:
+        """V."""
+        return sum(len(piece) for piece in self.pieces)
+
+
 def plain_packed(weight: Weight) -> Packed:
     """The reference backend's packing: none, but that its numbers are torch's."""
     weight, (n, k) = as_tensors(weight), weight.shape

@@ -16,7 +16,7 @@ from quire.model.spec import ModelSpec
 from quire.ops.arrays import Array, dtype_of
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
-from quire.ops.weights import PackedTable, StoredTable
+from quire.ops.weights import PackedTable, PieceTable, StoredTable
 from quire.speculate.head_file import HeadFile
 
 
@@ -26,7 +26,7 @@ def row_buffers(config: EngineConfig, target: Model, embed: Embed, ops: Ops) -> 
     rows = max(limits.rows(target.max_model_len), limits.max_num_seqs)
     # Where rows are kept in 16 bits (GPUs), those of both kinds are joined as they are.
     table = embed.table if isinstance(embed, Embedding) else None
-    packed = (PackedTable, StoredTable)
+    packed = (PackedTable, StoredTable, PieceTable)
     dtype = F32 if table is None or isinstance(table, packed) else ops.row_dtype(dtype_of(table))
     return ops.zeros((rows, target.spec.hidden), dtype), ops.zeros((rows, target.spec.hidden), dtype)
 

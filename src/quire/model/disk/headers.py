@@ -11,7 +11,6 @@ from quire.model.disk.checkpoint import TensorSource
 from quire.model.disk.claim import Claim
 from quire.model.disk.dummy import DummyWeights
 from quire.model.disk.hf_config import HfConfig
-from quire.model.disk.stacked import StackedSource
 from quire.model.families.row import Family
 from quire.model.spec import ModelSpec
 from quire.model.vision.reading import Reading
@@ -49,8 +48,6 @@ class ModelHeaders:
         """Bytes of the table `role` where single rows of it can be read out of the file, 0 where they cannot."""
         parts = self.claim.get(role)
         if isinstance(self.source, DummyWeights) or not rows_in_file(self.scheme, parts):
-            return 0
-        if isinstance(self.source, StackedSource) and any(map(self.source.parted, parts.values())):
             return 0
         return sum(self.source.infos[name].nbytes for name in parts.values())
 

@@ -35,7 +35,10 @@ class StackedSource:
         first = self.infos.get(piece.format(0))
         if first is None or any(self.infos[n].shape[below:] != first.shape[below:] for n in names):
             return
-        rows = (sum(self.infos[name].shape[0] for name in names),) if below else (len(names), first.shape[0])
+        heights = [self.infos[name].shape[0] for name in names]
+        if below and (set(heights[:-1]) - {heights[0]} or heights[-1] > heights[0]):
+            return
+        rows = (sum(heights),) if below else (len(names), first.shape[0])
         for name in names:
             del self.infos[name]
         self.infos[whole] = replace(first, shape=(*rows, *first.shape[1:]))
@@ -50,10 +53,6 @@ class StackedSource:
         if name not in self._below:
             return stack(pieces)
         return pieces[0] if len(pieces) == 1 else concat(pieces)
-
-    def parted(self, name: str) -> bool:
-        """Whether the tensor `name` lies in several pieces."""
-        return len(self._pieces.get(name, ())) > 1
 
     def pieces(self, name: str) -> list[AnyArray]:
         """What the tensor `name` is put together of, each where it lies."""

@@ -22,7 +22,7 @@ from quire.model.role import COLUMNS, ROWS
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import AnyArray, Host, dtype_of, is_array, row_norms, to_numpy
 from quire.ops.backend import Ops
-from quire.ops.weights import PackedTable, StoredTable, Weight
+from quire.ops.weights import PackedTable, PieceTable, StoredTable, Weight
 from quire.quant.base import QWeight, float_kind
 
 CHUNK = 4096
@@ -61,7 +61,7 @@ class Base:
     def row_dtype(self) -> Dtype:
         """Dtype of rows between ops: a GPU's have that of the table of tokens."""
         table = self.table.table
-        return F32 if isinstance(table, (PackedTable, StoredTable)) else self.ops.row_dtype(dtype_of(table))
+        return F32 if isinstance(table, (PackedTable, StoredTable, PieceTable)) else self.ops.row_dtype(dtype_of(table))
 
     def kept_bytes(self, rows: int) -> int:
         """Bytes of `rows` rows that the head reads."""

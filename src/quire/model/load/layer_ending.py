@@ -7,13 +7,14 @@ from math import sqrt
 import numpy as np
 
 from quire.model.disk.checkpoint import read_scattered
+from quire.model.disk.stacked import StackedSource
 from quire.model.load.parts import load_norm
 from quire.model.load.reader import WeightReader
 from quire.model.net.decoder import Ending
 from quire.model.net.layer_ending import GivenInputs, MappedEmbedding, PerLayerEmbeddings, ScaledStream, SummedRows
 from quire.model.net.parts import Embed, Embedding
-from quire.ops.arrays import dtype_of, to_numpy
-from quire.ops.weights import PackedTable
+from quire.ops.arrays import Host, address, dtype_of, to_numpy
+from quire.ops.weights import PackedTable, PieceTable
 from quire.quant.base import QWeight
 from quire.quant.registry import load as load_matrix
 from quire.quant.registry import matrix_scheme
@@ -54,6 +55,10 @@ def file_table(reader: WeightReader, role: str, first: int | None = None) -> Emb
         return Embedding(PackedTable(reader.linear((role,), None).weight, rounded=False), first)
     if not ops.reads_files or not inside:
         return Embedding(reader.table(role), first)
+    if "weight" in names and isinstance(source := reader.opened.source, StackedSource):
+        pieces = tuple(to_numpy(piece) for piece in source.pieces(names["weight"]))
+        if len(pieces) > 1:
+            return _mapped_pieces(reader, role, pieces)
     if "weight" in names:
         found = to_numpy(reader.read(names["weight"]))
         read_scattered(found)
@@ -65,6 +70,14 @@ def file_table(reader: WeightReader, role: str, first: int | None = None) -> Emb
     read_scattered(to_numpy(table.data))
     reader.count(role, f"{table.form.name} in the file", 0)
     return MappedEmbedding(table, first)
+
+
+def _mapped_pieces(reader: WeightReader, role: str, pieces: tuple[Host, ...]) -> Embedding:
+    """A look-up table whose rows are read out of pieces, as `file_table` does."""
+    for piece in pieces:
+        read_scattered(piece)
+    reader.count(role, f"{dtype_of(pieces[0]).name} in the file", 0)
+    return MappedEmbedding(PieceTable(pieces, np.array([address(piece) for piece in pieces], np.int64)))
 
 
 def stored_matrix(reader: WeightReader, role: str) -> QWeight:

@@ -11,7 +11,7 @@ from quire.model.net.lora import Change
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.experts import Clamp
-from quire.ops.weights import Packed, PackedTable, StoredTable
+from quire.ops.weights import Packed, PackedTable, PieceTable, StoredTable
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Embedding:
     `first`: the table's first token, where it has some of them only; rows of others are -0. None: it has all.
     """
 
-    table: Array | PackedTable | StoredTable
+    table: Array | PackedTable | StoredTable | PieceTable
     first: int | None = None
     changes: tuple[Callable[[Ops, Array, Array], Array], ...] = ()
 

@@ -28,7 +28,7 @@ from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import HUGE, Native, check, huge_bytes
 from quire.ops.op import IMPLEMENTATIONS, load_modules
 from quire.ops.tuning import Tuning
-from quire.ops.weights import Packed, PackedTable, StoredMatrix, StoredTable, Weight
+from quire.ops.weights import Packed, PackedTable, PieceTable, StoredMatrix, StoredTable, Weight
 
 IN_NUMPY = "quire.ops.sampling"
 """Where the definitions are that take numpy arrays."""
@@ -121,11 +121,12 @@ class CpuOps(Ops):
         """Call the native op `name`, or list it where a step is being recorded."""
         self.cpu.call(name, *args)
 
-    def forget_rows(self, table: Host | PackedTable | StoredTable) -> None:
+    def forget_rows(self, table: Host | PackedTable | StoredTable | PieceTable) -> None:
         """Unmap the table's pages, which the system's cache keeps."""
         assert not isinstance(table, PackedTable), "it lies in no file"
-        data = table.data if isinstance(table, StoredTable) else table
-        self.cpu.call("forget_pages", data, data.nbytes)
+        whole = table.data if isinstance(table, StoredTable) else table
+        for data in whole.pieces if isinstance(whole, PieceTable) else (whole,):
+            self.cpu.call("forget_pages", data, data.nbytes)
 
     def beside(self) -> Ops:
         """Give ops without the arena, and not recorded."""

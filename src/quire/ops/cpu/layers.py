@@ -22,12 +22,16 @@ from quire.ops.kinds import KINDS
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import check
 from quire.ops.op import impl
-from quire.ops.weights import Packed, PackedTable, StoredTable
+from quire.ops.weights import Packed, PackedTable, PieceTable, StoredTable
 
 
 @impl("embedding", "cpu")
-def embedding(cpu: Cpu, tokens: Host, table: Host | PackedTable | StoredTable, first: int | None = None) -> Host:
+def embedding(
+    cpu: Cpu, tokens: Host, table: Host | PackedTable | StoredTable | PieceTable, first: int | None = None
+) -> Host:
     rows = len(check(tokens, "embedding tokens", I32, -1))
+    if isinstance(table, PieceTable):
+        return _rows_of_pieces(cpu, tokens, rows, table)
     if isinstance(table, PackedTable):
         return _packed_rows(cpu, tokens, rows, table, first)
     if isinstance(table, StoredTable):
@@ -45,6 +49,17 @@ def _packed_rows(cpu: Cpu, tokens: Host, rows: int, table: PackedTable, first: i
     if rows:
         begin = -1 if first is None else first
         cpu.call("embedding_packed", out, tokens, table.matrix.handle, rows, int(table.rounded), begin)
+    return out
+
+
+def _rows_of_pieces(cpu: Cpu, tokens: Host, rows: int, table: PieceTable) -> Host:
+    piece, count = table.pieces[0], len(table.pieces)
+    each, d = check(piece, "embedding piece", piece.dtype if piece.dtype in TABLE_NUMBERS else F32, -1, -1).shape
+    check(table.addresses, "embedding addresses", I64, count)
+    out = cpu.arena.empty(rows, d)
+    if rows:
+        where, numbers = (out, tokens, table.addresses), TABLE_NUMBERS[piece.dtype]
+        cpu.call("embedding_pieces", *where, rows, d, table.rows, each, numbers)
     return out
 
 

@@ -18,7 +18,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.op import op
 from quire.ops.reference.caches import allocate, key_codes, logical, scales, value_codes, write
-from quire.ops.weights import E4M3_MOST, MOST, Packed, PackedTable, StoredTable
+from quire.ops.weights import E4M3_MOST, MOST, Packed, PackedTable, PieceTable, StoredTable
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -30,18 +30,23 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @op(tolerance=0.0)
-def embedding(tokens: Tensor, table: Tensor | PackedTable | StoredTable, first: int | None = None) -> Tensor:
+def embedding(
+    tokens: Tensor, table: Tensor | PackedTable | StoredTable | PieceTable, first: int | None = None
+) -> Tensor:
     """Rows of `table` [V, d] (f32, bf16, f16, a packed matrix of any kind, or rows of a file in ggml's block formats)
     at `tokens` [T] int32, as f32 [T, d].
 
     `first`: the table has the tokens from that on, and rows of others are -0: x + -0 is x for every x.
     """
     if first is not None:
+        assert not isinstance(table, PieceTable), "it has all rows"
         count, width = _table_shape(table)
         here = (tokens >= first) & (tokens < first + count)
         found = torch.full((len(tokens), width), -0.0)
         found[here] = embedding(tokens[here] - first, table)
         return found
+    if isinstance(table, PieceTable):
+        return _rows_of_pieces(tokens, table)
     if isinstance(table, StoredTable):
         return to_torch(table.widen(to_numpy(table.data[tokens.long()])).dequantize())
     if not isinstance(table, PackedTable):
@@ -49,6 +54,13 @@ def embedding(tokens: Tensor, table: Tensor | PackedTable | StoredTable, first: 
     assert table.matrix.plain is not None
     rows: Tensor = table.matrix.plain.take_rows(tokens.long()).dequantize()
     return rows.bfloat16().float() if table.rounded else rows
+
+
+def _rows_of_pieces(tokens: Tensor, table: PieceTable) -> Tensor:
+    """Rows of a table in pieces."""
+    each, width = table.pieces[0].shape
+    found = [to_torch(table.pieces[token // each][token % each]).float() for token in tokens.tolist()]
+    return torch.stack(found) if found else torch.zeros(0, width)
 
 
 def _table_shape(table: Tensor | PackedTable | StoredTable) -> tuple[int, int]:
