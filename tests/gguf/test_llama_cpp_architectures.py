@@ -19,14 +19,16 @@ from gguf_newer import DEEP
 from gguf_vocabularies import unigrams, wordpiece, write_wordpiece
 from gguf_writing import add_tokenizer
 from gguf_written import WRITTEN, write_folder
-from llama_cpp_peer import ENVIRONMENT, MOST, STEPS, TEXTS, Converter, Peer, count_tokens, replay
+from llama_cpp_peer import ENVIRONMENT, MODELS, MOST, STEPS, TEXTS, Converter, Peer, count_tokens, replay
 from llama_cpp_peer import peer as peer
 from llama_cpp_peer import pytestmark as pytestmark
+from llama_cpp_read import READ_ONLY, write_released
 from llama_cpp_released import FLASH, LOUDER, NOT_CONVERTED, NOT_READ, RELEASED, TENSORS
 from oracle import edit_config
 from paged_model import prompt
 from quire.compress.layouts.gguf import write_gguf
 from quire.compress.layouts.gguf_vocab import vocabulary
+from quire.gguf.file import GgufFile
 from quire.gguf.vocab import KINDS
 from quire.gguf.writer import write_file
 from quire.model.disk.gguf_architectures import ARCHITECTURES
@@ -73,6 +75,26 @@ def test_both_files_give_the_same_tokens(name: str, peer: Peer, converter: Conve
             rewrite(folder, TENSORS[name])
         converter.convert(folder, theirs)
         assert assert_equal_tokens(name, theirs, peer) == tokens
+
+
+@pytest.mark.parametrize("name", READ_ONLY)
+def test_files_that_are_only_read_give_the_same_tokens(
+    name: str, peer: Peer, converter: Converter, tmp_path: Path
+) -> None:
+    folder, theirs = tmp_path / "model", tmp_path / "theirs.gguf"
+    write_released(folder, name)
+    count_tokens(folder)
+    converter.convert(folder, theirs)
+    assert GgufFile(theirs).metadata["general.architecture"] == name
+    assert_equal_tokens(name, theirs, peer)
+
+
+def test_every_architecture_is_compared_or_there_is_a_reason() -> None:
+    """Of files that llama.cpp's converter makes, here or in test_llama_cpp.py."""
+    made = {name.split()[0] for name in WRITTEN | DEEP if name not in NOT_READ and name not in NOT_CONVERTED}
+    told = {name.split()[0] for name in NOT_READ | NOT_CONVERTED}
+    assert set(READ_ONLY) == {name for name, own in ARCHITECTURES.items() if own.read_only}
+    assert not set(ARCHITECTURES) - made - told - set(READ_ONLY) - set(MODELS)
 
 
 def source(name: str) -> str:

@@ -251,7 +251,12 @@ RELATIVES: dict[str, Relative] = {
         "glm4_moe",
         as_bailing,
         FEW | {"use_qk_norm": True, "head_dim": 16, "first_k_dense_replace": 1},
-        lambda c: {"num_experts": 8, "num_shared_experts": 2, "n_routed_experts": None, "n_shared_experts": None},
+        lambda c: {
+            "num_experts": 8,
+            "num_shared_experts": c["n_shared_experts"],
+            "n_routed_experts": None,
+            "n_shared_experts": None,
+        },
     ),
     "kimi_k2": Relative("deepseek_v3", facts=LATENTS | FEW),
     "qwen3_vl_moe_text": Relative(

@@ -121,6 +121,13 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
                             for kind, theta in ((FULL, 1e5), (LOCAL, 1e3))}}),
     "hrm_text": ("hrm_text", {"num_hidden_layers": 2, "head_dim": 16, "num_key_value_heads": 4,
                               "initializer_range": 0.5}),
+    "nemotron_h": ("nemotron_h", {
+        "hybrid_override_pattern": "M-*M", "num_hidden_layers": 4, "mamba_num_heads": 8, "mamba_head_dim": 16,
+        "n_groups": 2, "ssm_state_size": 16, "head_dim": 16}),
+    "bitnet": ("bitnet", {"hidden_act": "silu", "tie_word_embeddings": True}),
+    "mistral4 near": ("mistral4", LATENTS | ROUTED | {
+        "rope_parameters": GROWN | {"original_max_position_embeddings": 64}}),
+    "bailingmoe2 one": ("bailing_moe_v2", {"n_group": 4, "topk_group": 2, "n_shared_experts": 1}),
     "plamo": ("plamo", {}),
     "muse-glimmer": ("muse_glimmer_text", FOUR | {"head_dim": 16, "qk_scale_factor": 2.5}),
     "minimax-01": ("minimax", LIGHTNING | {"layer_types": ["linear_attention", FULL, "linear_attention"]}),
@@ -144,5 +151,12 @@ GEMMA3N = {"hidden_size": 128, "head_dim": 32, "sliding_window": 5, "num_hidden_
            "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": VOCAB}  # fmt: skip
 """llama.cpp's code has these sizes of the releases, whatever a file says: 20 layers with keys of their own, of which
 the first ten cut gates."""
-DEEP: dict[str, tuple[str, dict[str, Any]]] = {"gemma3n shared": ("gemma3n_text", GEMMA3N)}
+DEEP: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3n shared": ("gemma3n_text", GEMMA3N),
+    "baichuan seven": ("baichuan", {"num_hidden_layers": 32}),
+    "baichuan thirteen": (
+        "baichuan",
+        {"num_hidden_layers": 40, "max_position_embeddings": None, "model_max_length": 128},
+    ),
+}
 """Models of so many layers that even transformers in f32 and in f64 differ by more than 1e-5."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
@@ -160,14 +161,26 @@ def write_folder(folder: Path, name: str) -> PreTrainedModel:
         model = write_relative(folder, kind, **{"vocab_size": VOCAB} | facts)
     elif kind in RENAMED:
         heads = 4 if kind == "baichuan" else 2
-        model = write(folder, "llama", **SHAPE | {"num_key_value_heads": heads})
+        layers = {fact: value for fact, value in facts.items() if fact == "num_hidden_layers"}
+        model = write(folder, "llama", **SHAPE | {"num_key_value_heads": heads} | layers)
         rewrite(folder, RENAMED[kind])
         edit_config(folder, model_type=kind, architectures=None, **facts)
     else:
         model = write(folder, kind, **SHAPE | facts)
+    if kind == "bitnet":
+        with_two_values(model, folder)
     edit_config(folder, **CHANGED.get(name, {}))
     add_tokenizer(folder, byte_level())
     return model
+
+
+def with_two_values(model: PreTrainedModel, folder: Path) -> None:
+    """Give the matrices of layers two values, as they are rounded to in released files, and save the model."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("proj.weight"):
+                p.copy_(torch.where(p < 0, -1 / 16, 1 / 16))
+    model.save_pretrained(folder)
 
 
 def strings(of: type) -> Iterator[str]:

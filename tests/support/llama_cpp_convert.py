@@ -20,6 +20,11 @@ INNER = {"ministral3": "Ministral3Model", "mistral4": "Mistral4Model"}
 """Model type -> the class within that of its architecture which writes the file."""
 
 
+AS_IT_LIES = ("nemotron_h",)
+"""Model types whose releases transformers cannot read without their own code, so that the converter reads the file
+itself; transformers' class adds fields of experts."""
+
+
 def main() -> None:
     """Read commands until the input ends."""
     sources = Path(sys.argv[1])
@@ -48,6 +53,8 @@ def main() -> None:
         made = type(kind.__name__, (kind,), own)
         with torch.inference_mode():
             hparams = None if mmproj else kind.load_hparams(folder, False) | config
+            if config["model_type"] in AS_IT_LIES and not mmproj:
+                hparams = {name: value for name, value in config.items() if value is not None}
             made(folder, gguf.LlamaFileType.ALL_F32, out, model_name="tiny", hparams=hparams).write()
 
     for line in sys.stdin:

@@ -11,6 +11,7 @@ from family_tensors import Tensors, as_step3p5, without_decays
 NO_BIASES = "its code has no such biases, or needs them"
 WINDOWS = "its code has no windows in models of so few layers, or none"
 LAYERS = "its code tells such models by their number of layers"
+SIZES = f"{LAYERS}: see those of 32 and 40"
 RELEASES = "its code has the sizes of the releases, whatever a file says: see `gemma3n shared`"
 NOT_READ = {
     "mellum": "its code turns layers with a window by the base of the others: see `mellum one base`",
@@ -31,8 +32,8 @@ NOT_READ = {
     "gptneox sequential": NO_BIASES,
     "seed_oss biases": NO_BIASES,
     "arcee": NO_BIASES,
-    "baichuan": LAYERS,
-    "baichuan second": LAYERS,
+    "baichuan": SIZES,
+    "baichuan second": SIZES,
     "deepseek2": LAYERS,
     "phimoe": "its code weighs the chosen experts by a softmax, not by sparsemixer",
     "deepseek2 groups": "its code counts a group by its best two experts, as V3 does",
@@ -46,7 +47,10 @@ FLASH = ("minimax-m3 sparse",)
 NO_NAME = "the converter has no such model"
 SHARED_TWICE = "the converter and the reader disagree on the width of more than one shared expert"
 UNCAPPED = "the converter writes no key where nothing caps logits, and llama.cpp caps them then"
+ENDLESS = "the converter's code for them calls itself without end on every tensor but the fused one"
 NOT_CONVERTED: dict[str, str] = {
+    "baichuan seven": ENDLESS,
+    "baichuan thirteen": ENDLESS,
     "gemma4 windows": UNCAPPED,
     "gemma4 small_windows": UNCAPPED,
     "granite_swa turns": "the converter does not write which layers turn",
@@ -149,6 +153,11 @@ RELEASED: dict[str, dict[str, Any]] = llama_cpp_models.RELEASED | {
     "deepseek": {"architectures": ["DeepseekForCausalLM"]},
     "bailingmoe": {"architectures": ["BailingMoeForCausalLM"]},
     "bailingmoe2": {"architectures": ["BailingMoeV2ForCausalLM"], "score_function": "sigmoid"},
+    "bailingmoe2 one": {
+        "architectures": ["BailingMoeV2ForCausalLM"],
+        "score_function": "sigmoid",
+        "num_nextn_predict_layers": 0,
+    },
     "internlm2": {"architectures": ["InternLM2ForCausalLM"]},
     "baichuan": {"architectures": ["BaichuanForCausalLM"]},
     "baichuan second": {"architectures": ["BaichuanForCausalLM"]},
@@ -157,6 +166,17 @@ RELEASED: dict[str, dict[str, Any]] = llama_cpp_models.RELEASED | {
     "orion": {"architectures": ["OrionForCausalLM"]},
     "qwen": {"architectures": ["QWenLMHeadModel"], "rms_norm_eps": 1e-3},
     "mistral4": {"architectures": ["Ministral3ForCausalLM"]},
+    "nemotron_h": {
+        "layers_block_type": None,
+        "n_group": None,
+        "topk_group": None,
+        "rms_norm_eps": 1e-5,
+        "num_hidden_layers": 4,
+        "hybrid_override_pattern": "M-*M",
+        "num_experts_per_tok": None,
+        "n_routed_experts": None,
+    },
+    "mistral4 near": {"architectures": ["Ministral3ForCausalLM"]},
     "hunyuan-moe": {
         "moe_topk": [3] * 3,
         "num_shared_expert": [1] * 3,
@@ -232,7 +252,14 @@ def as_gemma3n(tensors: Tensors) -> Tensors:
     return {last.format(i) + part: tensors[first + part].clone() for part in own for i in range(layers)} | tensors
 
 
+def as_bitnet(tensors: Tensors) -> Tensors:
+    """The tensors under the names of the first release."""
+    return {name.replace("self_attn.attn_sub_norm", "self_attn.inner_attn_ln").replace("mlp.ffn_sub_norm",
+            "mlp.ffn_layernorm"): tensor for name, tensor in tensors.items()}  # fmt: skip
+
+
 TENSORS: dict[str, Callable[[Tensors], Tensors]] = {
+    "bitnet": as_bitnet,
     "step35": as_step3p5,
     "step35 scaled": as_step3p5,
     "minimax-01 eighth": without_decays,
