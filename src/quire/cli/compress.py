@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -89,10 +90,11 @@ def compress(options: dict[str, Any], source: str, out: Path) -> None:
         (kind, method), *_ = short.items()
         asked = _of_flags(*_method_of(kind, method, given.set))
     from quire.compress.checkpoint.net import opened_here
+    from quire.compress.layouts.gguf_assistants import is_assistant, open_source
     from quire.compress.pipelines.recipe_runner import compress as run_recipe
     from quire.core.progress import stage
 
-    layers = opened_here(source).spec.layers
+    layers = (open_source if is_assistant(source) else opened_here)(source).spec.layers
     with stage("compress", len(asked.stages) * layers) as at:
         run_recipe(
             source, out, asked, lambda following: at.advance(note=following), restart=given.restart,
@@ -131,6 +133,7 @@ def _tell(source: str, out: Path) -> None:
     """What was won and lost, as far as it was measured, and what to type next."""
     from quire.cli.show import show_columns, show_next
     from quire.compress.evaluation.passport import passport_changes, read_passport
+    from quire.compress.layouts.gguf_assistants import is_assistant
     from quire.compress.pipelines.training import ADAPTER_CONFIG
 
     size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
@@ -146,6 +149,11 @@ def _tell(source: str, out: Path) -> None:
     if (out / ADAPTER_CONFIG).exists():
         adapter = f"quire serve {shlex.quote(given)} --enable-lora --lora-modules {shlex.quote(out.name)}={made}"
         show_next((adapter, "serve the model with this adapter"))
+        return
+    if is_assistant(source):
+        asked = json.dumps({"method": "mtp", "model": str(out)})
+        target = f"quire serve TARGET --speculative-config {shlex.quote(asked)}"
+        show_next((target, "serve TARGET, which it drafts for"))
         return
     serve, again = (f"quire serve {made}", "serve it"), f"quire eval {made} --against {shlex.quote(given)}"
     show_next(serve, (again, "measure it again" if found is not None else "measure what that cost"))

@@ -17,6 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from quire.compress.layouts.gguf_assistants import (
+    UNGROUPED,
+    drafting_architecture,
+    drafting_facts,
+    open_source,
+    read_back,
+)
 from quire.compress.layouts.gguf_facts import facts_of, same, same_turns, whole_rope
 from quire.compress.layouts.gguf_images import decoders_of, images_file, write_images
 from quire.compress.layouts.gguf_pieces import Piece, lists_of, pieces_of, shape_of
@@ -26,11 +33,9 @@ from quire.core.errors import ConfigError, ModelError
 from quire.gguf.encode import ENCODERS
 from quire.gguf.imatrix import Importance, read_imatrix
 from quire.gguf.writer import TYPES, NewTensor, write_file, write_files
-from quire.model.describe import open_model
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.disk.gguf_dense import SECTIONS
-from quire.model.disk.gguf_model import GgufModel
 from quire.model.disk.gguf_names import NAMES, NEXTN, ROPE_TENSORS, STILL, WINDOW
 from quire.model.disk.gguf_tensors import PLAIN
 from quire.model.disk.headers import ModelHeaders
@@ -82,7 +87,7 @@ def write_gguf(
     for one in (kind, *kinds.values()):
         if one not in ENCODERS:
             raise ConfigError(f"GGUF format {one!r} is not known; known: {', '.join(ENCODERS)}")
-    opened = open_model(str(folder))
+    opened = open_source(str(folder))
     if opened.folder.is_file():
         raise ConfigError(f"{folder} is a GGUF file; give the folder it was made of")
     important = None if imatrix is None else read_imatrix(imatrix)
@@ -92,6 +97,8 @@ def write_gguf(
     unknown = {*weights, *kinds} - {base for parts in writer.pieces for base in parts.bases}
     if unknown:
         raise ConfigError(f"{folder} has no matrix {sorted(unknown)[0]}")
+    if UNGROUPED in opened.notes:
+        log.warning("%s: %s", path.name, UNGROUPED)
     told = [note for note in opened.notes if "multi-token prediction" in note]
     if opened.mtp is not None and writer.drafts is None:
         told.append(f"files of {writer.arch} have no layer for multi-token prediction")
@@ -109,6 +116,8 @@ def write_gguf(
 def _architecture(opened: ModelHeaders) -> tuple[str, Architecture]:
     """Return GGUF's name of the family, and how its reader takes it; of a decoder that takes images, one to which the
     file for them belongs, if there is any."""
+    if opened.spec.assistant.width:
+        return drafting_architecture(opened.spec)
     family, beside = opened.spec.family, decoders_of(opened)
     written = [name for name, found in ARCHITECTURES.items() if found.writes(opened.spec)]
     own = [name for name in beside if name in ARCHITECTURES and family in ARCHITECTURES[name].rows]
@@ -157,7 +166,7 @@ class _Writer:
         found |= {
             f"{self.arch}.{key}": value for key, value in facts_of(self.opened, self.architecture, self.drafts).items()
         }
-        found |= lists_of(self.opened, self.architecture)
+        found |= lists_of(self.opened, self.architecture) | drafting_facts(self.arch, spec)
         if spec.sight.sections and SECTIONS in self.architecture.known:
             found[f"{self.arch}.{SECTIONS}"] = np.array([*spec.sight.sections, 0], np.int32)
         if DEEP in self.architecture.known:
@@ -179,7 +188,7 @@ class _Writer:
             infos = [NewTensor(name, "F32", (len(t),)) for name, t in ropes.items()]
             infos += [NewTensor(piece.name, "F32", (1,)) for piece in self.pieces]
             write_file(path, metadata, infos, (*ropes.values(), *(np.zeros(1, "<f4") for _ in self.pieces)))
-            read, _, _ = GgufModel.open(path).read_spec()
+            read = read_back(path, self.opened.spec.assistant.width > 0)
         spec = self.opened.spec if self.architecture.stored is None else self.architecture.stored(self.opened.spec)
         if not set(spec.eos_token_ids) <= set(read.eos_token_ids):
             return "end tokens"

@@ -18,6 +18,7 @@ from quire.compress.layouts.base import Layout
 from quire.compress.layouts.bitsandbytes import BitsAndBytesLayout
 from quire.compress.layouts.compressed_tensors import CompressedTensorsLayout
 from quire.compress.layouts.gguf import write_gguf
+from quire.compress.layouts.gguf_assistants import open_source
 from quire.compress.layouts.registry import LAYOUTS
 from quire.compress.pipelines.layerwise import (
     InputObservations,
@@ -57,7 +58,6 @@ from quire.compress.recipes.stages import (
     Stage,
 )
 from quire.core.errors import ConfigError
-from quire.model.describe import open_model
 from quire.model.mixers.layer_mixers import scaled
 from quire.ops.weights import Weight
 
@@ -180,8 +180,8 @@ def run_mixed(context: StageContext, stage: Mixed) -> None:
 
 def run_gguf(context: StageContext, stage: Gguf) -> None:
     """Write a GGUF file, which is the result: no stage reads it as it is."""
-    opened = open_model(context.model)
-    name = open_model(context.teacher).name
+    opened = open_source(context.model)
+    name = open_source(context.teacher).name
     with atomic_folder(context.target) as folder:
         path = folder / f"{name.rpartition('/')[2]}-{stage.format}.gguf"
         imatrix = Path(stage.imatrix).expanduser() if stage.imatrix else None

@@ -22,6 +22,7 @@ from quire.compress.checkpoint.net import Net
 from quire.compress.evaluation.frontier import write_frontier
 from quire.compress.evaluation.passport import Passport, read_passport, write_passport
 from quire.compress.evaluation.quality_measurement import passport_of
+from quire.compress.layouts.gguf_assistants import is_assistant
 from quire.compress.pipelines.methods import RUNNERS
 from quire.compress.pipelines.stage_io import StageContext
 from quire.compress.pipelines.structured_pruning import check_structured
@@ -85,7 +86,9 @@ def compress(
                 context = StageContext(number, model, target, source, recipe, work, rows, report, spilled)
                 run_stage(context, stage)
                 model = str(target)
-            if passport and not (Path(model) / ADAPTER_CONFIG).exists():
+            if passport and is_assistant(source):
+                log.warning("%s: no passport is measured: it drafts for another model, and says nothing alone", out)
+            elif passport and not (Path(model) / ADAPTER_CONFIG).exists():
                 with progress.stage("measuring what was made"):
                     measure_passport(source, Path(model), out.name, recipe, text)
         work.finish(lambda made: _link_folder(Path(model), made))
@@ -98,6 +101,8 @@ def check_layers(source: str, recipe: Recipe) -> None:
     the model cannot lose. A stage checks itself what it takes of another shape than the source's.
     """
     files_alone = all(isinstance(stage, Gguf) for stage in recipe.stages)
+    if files_alone and is_assistant(source):
+        return
     if files_alone and borrowed_headers(resolve(source)) is None and open_model(source).vision is not None:
         return  # what makes rows of images is written, too
     net = Net.open(source)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.model.disk.claim import claim
-from quire.model.disk.gguf_gemmas import GEMMAS, layers_of_gemma4
+from quire.model.disk.gguf_gemmas import GEMMAS, cap_of_gemma4, layers_of_gemma4
 from quire.model.disk.gguf_model import GgufModel
 from quire.model.disk.gguf_names import KV_HEADS, NEXTN
 from quire.model.disk.headers import ModelHeaders
@@ -29,6 +29,11 @@ def _layers(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any
     return found | {"attention_k_eq_v": found["num_global_key_value_heads"] != found[KV_HEADS]}
 
 
+def _told(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What caps logits, and how many layers share keys and values: all read those of another model."""
+    return cap_of_gemma4(raw) | {"num_kv_shared_layers": raw["num_hidden_layers"]}
+
+
 _GEMMA4 = GEMMAS["gemma4"]
 DRAFTING = {
     "gemma4-assistant": replace(
@@ -42,6 +47,7 @@ DRAFTING = {
         },
         skipped=(CLUSTERS,),
         further=_layers,
+        tell=_told,
         also=(),
     )
 }
