@@ -44,6 +44,7 @@ struct AttentionDescriptor {
     int64_t heads;         // of queries
     int64_t window;        // keys that a row sees at most, below 0 those of its chunk of so many; 0: all earlier ones
     int64_t queries_only;         // rows have queries only, and those that share keys lie `kv_heads` heads apart
+    int64_t pool;                 // keys that are chosen together, of rows that read chosen ones
     float scale, softcap;  // softcap 0: none
 };
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.convolution import Convolution, RowLayout
 from quire.ops.experts import ACTIVATIONS, SCORES, Grouped, Routing
-from quire.ops.indexer import BlockIndexer, IndexLayout
+from quire.ops.indexer import BlockIndexer, Choice, IndexLayout
 from quire.ops.latents import LatentHeads, LatentLayout, LatentReads
 from quire.ops.layout import KV_FORMATS, LARGEST, KVCache, PlainLayout
 from quire.ops.lazy import array_dtype, torch_dtype
@@ -229,7 +229,7 @@ def indexers(gpu: Gpu) -> Iterator[Launch]:
         for heads in (64, 32):
             q, weights = zeros(4, heads * 128, dtype=dtype), zeros(4, heads, dtype=F32)
             label = f"indexer of {heads} heads, {name}"
-            yield label, partial(indexer.choose_tokens, gpu, q, weights, keys, *batch, 2048)
+            yield label, partial(indexer.choose_tokens, gpu, q, weights, keys, *batch, Choice(2048))
             at = positions, table, slots, keys, heads
             yield label, partial(indexer.index_rope_and_cache, gpu, q, zeros(4, 128, dtype=dtype), *at)
         q, blocks = zeros(4, 8 * 128, dtype=dtype), BlockIndexer(128, 128, 16, 1)

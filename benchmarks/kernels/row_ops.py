@@ -16,7 +16,7 @@ from op_cases.recurrent import delta_spec, scan_spec, state_batch
 from op_cases.weights import normal
 from quire.core.dtypes import BF16
 from quire.ops.convolution import Convolution, RowLayout
-from quire.ops.indexer import IndexLayout
+from quire.ops.indexer import Choice, IndexLayout
 from quire.ops.latents import LatentLayout
 from quire.ops.layout import KVLayout
 from quire.ops.recurrent import DeltaSpec, ScanSpec
@@ -93,7 +93,7 @@ def indexer_calls(g: torch.Generator) -> Iterator[Calls]:
     keys, latents = IndexLayout.of(16, 128, BF16), LatentLayout(16, 1, 64, BF16, rank=512)
     context, most = 8192, 2048
     for name, new in (("decode 1 x 8192", 1), ("prefill 64 at 8192", 64)):
-        choosing = index_case(g, keys, 64, most, ((new, context),))
+        choosing = index_case(g, keys, 64, Choice(most), ((new, context),))
         size, work = context * keys.bytes_per_token, 2 * 64 * 128 * context * new
         yield Calls("choose_tokens", name, [tuple(choosing.values())], size, work)
         case = latent_case(g, latents, 16, 192, ((new, context),))

@@ -128,7 +128,7 @@ void run_choose_blocks(const BlockCall& c) {
 
 void choose_blocks(int32_t* tables, int32_t* contexts, const float* q, const IndexCache* cache, const BatchDescriptor* batch, int64_t rows,
                    int64_t heads, int64_t size, int64_t most, int64_t local) {
-    const BlockCall c{{*batch, q, *cache, heads}, tables, contexts, rows, size, most, local};
+    const BlockCall c{{*batch, q, *cache, heads, cache->d}, tables, contexts, rows, size, most, local};
     check_index_batch(c, rows);
     if (most < 1 || local < 1 || local > most) fail("choose_blocks: needs blocks to choose, the last one always");
     if (size < 1 || kIndexSplit % size || size % c.cache.block_size) fail("choose_blocks: blocks must be whole blocks of the cache, and divide 512");

@@ -53,22 +53,23 @@ void index_rope_and_cache(float* q, const float* k, const int32_t* positions, co
     });
 }
 
-// Rows whose queries meet keys of the cache.
+// Rows whose queries meet keys of the cache, the first `dim` numbers of what it holds: of every token, or of the last one of each `pool`.
 struct IndexRows : BatchDescriptor {
-    const float* q;  // [rows, heads * d]
+    const float* q;  // [rows, heads * dim]
     IndexCache cache;
-    int64_t heads;
-    int64_t words() const { return cache.d * cache.width() / 4; }
+    int64_t heads, dim, pool = 1;
+    int64_t words() const { return dim * cache.width() / 4; }
     int64_t base(int64_t s) const { return context[s] - (cu_q[s + 1] - cu_q[s]); }
 };
 
 struct IndexCall : IndexRows {
-    int32_t* out;          // [rows, most]
+    int32_t* out;          // [rows, width]
     const float* weights;  // [rows, heads]
-    int64_t most;
+    int64_t most;          // pools
+    int64_t width() const { return most * pool + pool - 1; }
 };
 
-// Tokens first..last of a sequence, of which all see more than they may choose; `scores` of each, `stride` apart.
+// Tokens first..last of a sequence, of which all see more pools than they may choose; `scores` of each, `stride` apart.
 struct IndexGroup {
     int64_t sequence, first, last, stride;
     float* scores;
@@ -90,14 +91,15 @@ IndexBuffers index_buffers(const IndexRows& c, Pieces& pieces) {
     return b;
 }
 
-// The 64 keys from position `start` on side by side, zeros from `end` on.
+// The 64 keys from number `start` on side by side, zeros from `end` on.
 QUIRE_INLINE void lay_keys(const IndexRows& c, IndexBuffers& b, int64_t sequence, int64_t start, int64_t end) {
     const int64_t words = c.words();
     for (int64_t i = 0; i < kLatentTile; ++i) {
         b.keys[i] = b.zeros;
         if (start + i < end) {
-            const int64_t block = c.tables[sequence * c.max_blocks + (start + i) / c.cache.block_size];
-            b.keys[i] = c.cache.key(block, (start + i) % c.cache.block_size);
+            const int64_t position = (start + i + 1) * c.pool - 1;
+            const int64_t block = c.tables[sequence * c.max_blocks + position / c.cache.block_size];
+            b.keys[i] = c.cache.key(block, position % c.cache.block_size);
         }
     }
     for (int64_t g = 0; g < kLatentTile / 16; ++g) lay_across(b.tile + g * words * 64, b.keys + g * 16, words);
@@ -107,7 +109,7 @@ QUIRE_INLINE void lay_keys(const IndexRows& c, IndexBuffers& b, int64_t sequence
 template <bool kBf16>
 QUIRE_INLINE void take_index_queries(const IndexRows& c, IndexBuffers& b, int64_t first, int64_t last) {
     for (int64_t i = first * c.heads; i < last * c.heads; ++i)
-        store_as<kBf16>(b.q + (i - first * c.heads) * c.words() * 4, c.q + i * c.cache.d, c.cache.d);
+        store_as<kBf16>(b.q + (i - first * c.heads) * c.words() * 4, c.q + i * c.dim, c.dim);
 }
 
 // to[64] = sum over heads of weight * max(0, q . k) of one row, against the keys in `b.tile`.
@@ -131,7 +133,7 @@ void index_scores(const IndexCall& c, IndexBuffers& b, const char* q, const floa
 template <bool kBf16>
 void index_task(const IndexCall& c, IndexBuffers& b, const IndexGroup& g, int64_t low) {
     const int64_t begin = c.cu_q[g.sequence], base = c.base(g.sequence), words = c.words();
-    const int64_t seen = base + g.last, high = seen < low + kIndexSplit ? seen : low + kIndexSplit;
+    const int64_t seen = (base + g.last) / c.pool, high = seen < low + kIndexSplit ? seen : low + kIndexSplit;
     take_index_queries<kBf16>(c, b, begin + g.first, begin + g.last);
     for (int64_t start = low; start < high; start += kLatentTile) {
         lay_keys(c, b, g.sequence, start, high);
@@ -170,16 +172,21 @@ inline uint32_t threshold(const float* scores, int64_t n, int64_t most, int64_t*
     return prefix;
 }
 
-// out[most]: the positions of the highest of n > most scores, ascending.
-inline void choose_highest(int32_t* out, const float* scores, int64_t n, int64_t most) {
+// out [width]: the positions of the pools with the highest scores, of more than may be chosen, and those behind the last pool up to
+// `position`, ascending; -1 behind them.
+inline void choose_highest(const IndexCall& c, int32_t* out, const float* scores, int64_t position) {
+    const int64_t n = (position + 1) / c.pool;
+    int32_t* const end = out + c.width();
     int64_t equal = 0;
-    const uint32_t least = threshold(scores, n, most, &equal);
+    const uint32_t least = threshold(scores, n, c.most, &equal);
     for (int64_t i = 0; i < n; ++i) {
         const uint32_t x = order_of(scores[i]);
         if (x < least) continue;
         if (x == least && --equal < 0) continue;
-        *out++ = static_cast<int32_t>(i);
+        for (int64_t j = i * c.pool; j < (i + 1) * c.pool; ++j) *out++ = static_cast<int32_t>(j);
     }
+    for (int64_t j = n * c.pool; j <= position; ++j) *out++ = static_cast<int32_t>(j);
+    while (out < end) *out++ = -1;
 }
 
 // Groups of rows that see more than they may choose, of sequences in order.
@@ -187,10 +194,11 @@ template <class Visit>
 void for_index_groups(const IndexCall& c, const Visit& visit) {
     for (int64_t s = 0; s < c.sequences; ++s) {
         const int64_t count = c.cu_q[s + 1] - c.cu_q[s], base = c.base(s);
-        int64_t first = c.most - base > 0 ? c.most - base : 0;
+        const int64_t few = (c.most + 1) * c.pool - 1 - base;  // rows that see no more pools than they may choose
+        int64_t first = few > 0 ? few : 0;
         for (; first < count; first += kIndexRows) {
             const int64_t last = first + kIndexRows < count ? first + kIndexRows : count;
-            visit(IndexGroup{s, first, last, (base + last + kLatentTile - 1) / kLatentTile * kLatentTile, nullptr});
+            visit(IndexGroup{s, first, last, ((base + last) / c.pool + kLatentTile - 1) / kLatentTile * kLatentTile, nullptr});
         }
     }
 }
@@ -198,6 +206,7 @@ void for_index_groups(const IndexCall& c, const Visit& visit) {
 void check_index_batch(const IndexRows& c, int64_t rows) {
     check_index(c.cache);
     if (c.heads < 1 || c.heads > kMostLatent) fail("indexer: needs heads");
+    if (c.dim < 8 || c.dim % 8 || c.dim > c.cache.d || c.pool < 1) fail("indexer: keys of the cache are shorter than queries");
     if (c.cu_q[0] != 0 || c.cu_q[c.sequences] != rows) fail("indexer: cu_q must run from 0 to the number of rows");
     for (int64_t s = 0; s < c.sequences; ++s) {
         const int64_t count = int64_t{c.cu_q[s + 1]} - c.cu_q[s], context = c.context[s];
@@ -212,13 +221,13 @@ void check_index_batch(const IndexRows& c, int64_t rows) {
     }
 }
 
-// Rows that see no more tokens than they may choose: all of them, and -1 behind these.
+// Rows that see no more pools than they may choose: all tokens, and -1 behind these.
 void choose_all(const IndexCall& c) {
     for (int64_t s = 0; s < c.sequences; ++s) {
         const int64_t count = c.cu_q[s + 1] - c.cu_q[s], base = c.base(s);
-        for (int64_t t = 0; t < count && base + t < c.most; ++t) {
-            int32_t* out = c.out + (c.cu_q[s] + t) * c.most;
-            for (int64_t i = 0; i < c.most; ++i) out[i] = i <= base + t ? static_cast<int32_t>(i) : -1;
+        for (int64_t t = 0; t < count && (base + t + 1) / c.pool <= c.most; ++t) {
+            int32_t* out = c.out + (c.cu_q[s] + t) * c.width();
+            for (int64_t i = 0; i < c.width(); ++i) out[i] = i <= base + t ? static_cast<int32_t>(i) : -1;
         }
     }
 }
@@ -262,15 +271,15 @@ void run_choose_tokens(const IndexCall& c) {
             const IndexGroup& g = groups[from + i / kIndexRows];
             const int64_t t = g.first + i % kIndexRows;
             if (t >= g.last) return;
-            choose_highest(c.out + (c.cu_q[g.sequence] + t) * c.most, g.scores + (t - g.first) * g.stride, c.base(g.sequence) + t + 1, c.most);
+            choose_highest(c, c.out + (c.cu_q[g.sequence] + t) * c.width(), g.scores + (t - g.first) * g.stride, c.base(g.sequence) + t);
         });
         from = to;
     }
 }
 
 void choose_tokens(int32_t* out, const float* q, const float* weights, const IndexCache* cache, const BatchDescriptor* batch, int64_t rows,
-                   int64_t heads, int64_t most) {
-    const IndexCall c{{*batch, q, *cache, heads}, out, weights, most};
+                   int64_t heads, int64_t most, int64_t dim, int64_t pool) {
+    const IndexCall c{{*batch, q, *cache, heads, dim, pool}, out, weights, most};
     if (most < 1) fail("choose_tokens: needs tokens to choose");
     check_index_batch(c, rows);
     if (c.cache.bf16()) run_choose_tokens<true>(c);

@@ -4,6 +4,7 @@
 #include "latent_attention.h"
 #include "latent_cache.h"
 #include "pooled_indexer.h"
+#include "pooled_keys.h"
 
 namespace quire::QUIRE_UNIT {
 
@@ -15,6 +16,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&choose_tokens>("choose_tokens"),
     op_entry<&choose_blocks>("choose_blocks"),
     op_entry<&choose_pooled>("choose_pooled"),
+    op_entry<&pool_keys>("pool_keys"),
 };
 extern const OpList kLatentOps;
 const OpList kLatentOps = list_of(kOps);

@@ -278,8 +278,8 @@ void run_latent_attention(const LatentCall& c) {
 // Of `spec` the heads, their scale, window and sinks: latents have no caps or biases, and their drafts do not branch.
 void latent_attention(float* out, const float* latent, const float* q, const LatentCache* cache, const BatchDescriptor* batch,
                       const AttentionDescriptor* spec, Optional<const int32_t> chosen, int64_t rows, int64_t width, int64_t most) {
-    const LatentCall c{*batch, out, latent, q, *cache, spec->heads, width, spec->scale * kLog2E, chosen.ptr, most, spec->sinks, spec->window};
-    if (c.chosen && most < 1) fail("latent_attention: chosen tokens need to be some");
+    const LatentCall c{*batch, out, latent, q, *cache, spec->heads, width, spec->scale * kLog2E, chosen.ptr, most, spec->sinks, spec->window, spec->pool};
+    if (c.chosen && (c.pool < 1 || most < 2 * c.pool - 1)) fail("latent_attention: chosen tokens need to be some");
     if (c.chosen && c.window) fail("latent_attention: chosen tokens have no window");
     check_latent_batch(c, rows);
     if (c.cache.bf16) run_latent_attention<true>(c);

@@ -116,7 +116,7 @@ struct LatentCache : LatentCacheDescriptor {
 };
 
 void check_latent(const LatentCache& c) {
-    if (c.rank < 16 || c.rank % 16 || c.rank > kMostLatent || c.rope < 2 || c.rope % 2 || c.rope > kMostLatent)
+    if (c.rank < 16 || c.rank % 16 || c.rank > kMostLatent || c.rope < 0 || c.rope % 2 || c.rope > kMostLatent)
         fail("latent cache: the rank must be a multiple of 16, the rotated part even");
     if (c.block_size < 1 || c.blocks < 1) fail("latent cache: needs blocks");
     const int64_t tokens = c.block_size * c.width();

@@ -19,13 +19,19 @@ struct LatentCall : BatchDescriptor {
     int64_t most;
     const float* sinks;  // [heads]: scores without latents, or null
     int64_t window;      // as of AttentionDescriptor; 0 with `chosen`
+    int64_t pool;        // tokens that are chosen together
     // The first of the tokens that the row at `position` sees.
     int64_t first(int64_t position) const {
         if (window < 0) return position / -window * -window;
         return window > 0 && position >= window ? position - window + 1 : 0;
     }
-    // Tokens that the row at `position` sees; with `chosen` the first of its positions.
-    int64_t seen(int64_t position) const { return chosen && position >= most ? most : position + 1; }
+    // Tokens that the row at `position` sees; with `chosen` the first of its positions: whole pools, and those behind the last.
+    int64_t seen(int64_t position) const {
+        const int64_t all = position + 1;
+        if (!chosen) return all;
+        const int64_t some = most / pool * pool + all % pool;
+        return all > some ? some : all;
+    }
     int64_t words() const { return (cache.rank + cache.rope) * cache.width() / 4; }
     int64_t state() const { return kLatentRows * (cache.rank + 2); }  // floats of the state of some rows
 };

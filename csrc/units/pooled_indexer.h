@@ -137,7 +137,7 @@ void run_choose_pooled(const PooledCall& c) {
 
 void choose_pooled(int32_t* tables, int32_t* contexts, const float* q, const IndexCache* cache, const BatchDescriptor* batch, int64_t rows,
                    int64_t heads, int64_t size, int64_t most) {
-    const PooledCall c{{*batch, q, *cache, heads}, tables, contexts, rows, size, most};
+    const PooledCall c{{*batch, q, *cache, heads, cache->d}, tables, contexts, rows, size, most};
     check_index_batch(c, rows);
     if (most < 1) fail("choose_pooled: needs blocks to choose");
     if (size < 1 || size % c.cache.block_size) fail("choose_pooled: blocks must be whole blocks of the cache");

@@ -254,6 +254,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&ngram_rows>("ngram_rows"),
     op_entry<&gate_values>("gate_values"),
     op_entry<&match_lengths>("match_lengths"),
+    op_entry<&sinkhorn_gates>("sinkhorn_gates"),
     op_entry<&sparse_gate>("sparse_gate"),
     op_entry<&scale_columns>("scale_columns"),
     op_entry<&embedding>("embedding"),

@@ -1,6 +1,8 @@
 // Ops of rows that hold several streams side by side (AltUp), and of gates that few numbers pass.
 #pragma once
 
+#include <cmath>
+
 #include "elementwise.h"
 
 namespace quire::QUIRE_UNIT {
@@ -26,6 +28,38 @@ void mix_streams(float* out, const float* x, const float* m, const float* weight
                     for (int64_t j = 0; j < n; ++j) sum = fma(set1(c[i * n + j]), load_lanes(x + (r * n + j) * h + at, lanes), sum);
                     store_lanes(out + (r * q + i) * h + at, sum, lanes);
                 });
+            }
+        }
+    });
+}
+
+// m [rows, (2 + n) n] in place: sigmoid + least of the first n, most * sigmoid of n more, and behind these a matrix of softmaxes of rows,
+// whose columns and rows are brought to sums of 1 in turns, columns first and last (Sinkhorn and Knopp 1967).
+void sinkhorn_gates(float* m, int64_t rows, int64_t n, int64_t turns, double most, double least) {
+    if (n < 1 || n * n > kMostMixed || turns < 1) fail("sinkhorn_gates: bad numbers of streams or turns");
+    const auto high = static_cast<float>(most), eps = static_cast<float>(least);
+    parallel_ranges(rows, 16 * turns * n * n, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            float *gates = m + r * (2 + n) * n, *c = gates + 2 * n;
+            for (int64_t i = 0; i < n; ++i) gates[i] = 1.0f / (1.0f + std::exp(-gates[i])) + eps;
+            for (int64_t i = n; i < 2 * n; ++i) gates[i] = high / (1.0f + std::exp(-gates[i]));
+            for (int64_t i = 0; i < n; ++i) {
+                float top = c[i * n], sum = 0.0f;
+                for (int64_t j = 1; j < n; ++j) top = c[i * n + j] > top ? c[i * n + j] : top;
+                for (int64_t j = 0; j < n; ++j) sum += c[i * n + j] = std::exp(c[i * n + j] - top);
+                for (int64_t j = 0; j < n; ++j) c[i * n + j] = c[i * n + j] / sum + eps;
+            }
+            const auto bring = [&](int64_t step, int64_t next) {
+                for (int64_t i = 0; i < n; ++i) {
+                    float sum = eps;
+                    for (int64_t j = 0; j < n; ++j) sum += c[i * step + j * next];
+                    for (int64_t j = 0; j < n; ++j) c[i * step + j * next] /= sum;
+                }
+            };
+            bring(1, n);
+            for (int64_t turn = 1; turn < turns; ++turn) {
+                bring(n, 1);
+                bring(1, n);
             }
         }
     });

@@ -38,9 +38,9 @@ OPS = ("activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "at
        "index_rope_and_cache", "join_columns", "latent_attention", "latent_rope_and_cache",
        "layernorm", "linear", "lora", "lora_expand", "lora_scale", "match_lengths", "mix_streams", "ngram_rows",
        "norm_spans", "pick_rows", "place_columns",
-       "plain_mlp", "rmsnorm", "rope_and_cache", "rope_queries", "route", "scale", "scale_by_sigmoid",
+       "plain_mlp", "pool_keys", "rmsnorm", "rope_and_cache", "rope_queries", "route", "scale", "scale_by_sigmoid",
        "scale_by_softplus",
-       "scale_choices", "scale_columns", "scale_rows", "softcap", "sparse_gate",
+       "scale_choices", "scale_columns", "scale_rows", "sinkhorn_gates", "softcap", "sparse_gate",
        "sort_by_expert", "ssm_scan", "take_columns", "take_rows", "xielu")  # fmt: skip
 """What decoders, encoders, experts, latents and adapters call."""
 

@@ -10,7 +10,7 @@ from op_cases.indexer import MIXED, index_case, whole_numbers
 from op_cases.mla import beside_others, chosen_tokens, latent_case, reading
 from op_runs import UNITS_HERE, close, copied, generator, ops_of, reference, run
 from quire.core.dtypes import BF16, F32, Dtype
-from quire.ops.indexer import IndexLayout
+from quire.ops.indexer import Choice, IndexLayout
 from quire.ops.latents import LatentLayout
 from quire.ops.op import Case
 
@@ -44,10 +44,19 @@ def test_stored_keys_equal_the_reference(isa: str) -> None:
             close(isa, got, want, tolerance)
 
 
+@pytest.mark.parametrize("isa", UNITS_HERE)
+def test_keys_of_pools_equal_the_reference(isa: str) -> None:
+    for case in CASES["pool_keys"](generator()):
+        tolerance = 2e-5 if case["cache"].layout.dtype == F32 else 1e-2
+        found, expected = (run(ops, "pool_keys", case) for ops in (ops_of(isa), reference()))
+        for got, want in zip(found, expected, strict=True):
+            close(isa, got, want, tolerance)
+
+
 @pytest.mark.parametrize("isa", [*UNITS_HERE, "reference"])
 def test_of_equal_scores_the_earlier_token_is_chosen(isa: str) -> None:
     ops = reference() if isa == "reference" else ops_of(isa)
-    case = index_case(generator(), IndexLayout.of(16, 8, F32), 2, 5, ((1, 40), (3, 9)))
+    case = index_case(generator(), IndexLayout.of(16, 8, F32), 2, Choice(5), ((1, 40), (3, 9)))
     case |= {"weights": torch.zeros_like(case["weights"]) * -1.0}
     assert run(ops, "choose_tokens", case)[0].tolist() == [[0, 1, 2, 3, 4]] * 4
     case["weights"][:] = 1.0
@@ -77,7 +86,7 @@ def test_a_row_does_not_depend_on_the_batch(name: str, dtype: Dtype, isa: str) -
     name, _, sinks = name.partition(" with ")
     ops, rows, g = ops_of(isa), ((40, 1100), (3, 3), (1, 700)), generator()
     if name == "choose_tokens":
-        case = index_case(g, IndexLayout.of(16, 64, dtype), 40, 100, rows, exact=False)
+        case = index_case(g, IndexLayout.of(16, 64, dtype), 40, Choice(100), rows, exact=False)
     else:
         case = latent_case(g, LatentLayout(16, 1, 16, dtype, rank=32), 6, 24, rows, bool(sinks))
         case = reading(case, chosen_tokens(g, case, 600))
@@ -107,7 +116,7 @@ def test_all_tokens_chosen_are_as_none(dtype: Dtype, sinks: bool, isa: str) -> N
 def test_blocks_may_lie_apart(dtype: Dtype, isa: str) -> None:
     """As they do where layers of other groups have the rest of a block."""
     ops, g = reference() if isa == "reference" else ops_of(isa), generator()
-    case = index_case(g, IndexLayout.of(16, 24, dtype), 3, 8, MIXED)
+    case = index_case(g, IndexLayout.of(16, 24, dtype), 3, Choice(8), MIXED)
     apart, others = beside_others(case["cache"])
     want = run(ops, "choose_tokens", case)[0]
     ops.begin_step()

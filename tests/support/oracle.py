@@ -15,6 +15,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    Glm5NextTextConfig,
     Mistral4Config,
     Mistral4ForCausalLM,
     PreTrainedModel,
@@ -23,6 +24,7 @@ from transformers import (
 from transformers.utils import logging
 
 import muse_model  # noqa: F401  which makes its decoder known
+from glm_model import Glm5NextForCausalLM
 from quire.core.config import DeviceConfig
 from quire.ops.backend import Ops, open_backend
 from quire.ops.native import load_native
@@ -31,6 +33,7 @@ from step_model import Step3p5ForCausalLM
 
 logging.disable_progress_bar()
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)  # which it does not know by itself
+AutoModelForCausalLM.register(Glm5NextTextConfig, Glm5NextForCausalLM, exist_ok=True)
 AutoModelForCausalLM.register(Step3p7TextConfig, Step3p5ForCausalLM, exist_ok=True)
 BACKENDS = ["reference", *(["cpu"] if load_native() else [])]
 
@@ -214,6 +217,8 @@ MODEL_OPS = {
     "index_rope_and_cache",
     "choose_tokens",
     "choose_blocks",
+    "pool_keys",
+    "sinkhorn_gates",
     "choose_pooled",
     "ngram_rows",
     "gate_values",

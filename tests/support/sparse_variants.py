@@ -18,6 +18,11 @@ DOTS3 = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size
          "num_key_value_heads": 8, "shared_experts_intermediate_size": 32, "num_hidden_layers": 4, "sliding_window": 5,
          "swa_num_attention_heads": 16, "swa_num_key_value_heads": 16, "swa_q_lora_rank": 40, "swa_kv_lora_rank": 48,
          "swa_head_dim": 24, "swa_qk_nope_head_dim": 16, "swa_v_head_dim": 12}  # fmt: skip
+GLM5_NEXT = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "num_key_value_heads": 4,
+             "num_hidden_layers": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "v_head_dim": 20, "q_lora_rank": 40,
+             "layer_types": ["linear_attention", "indexed_attention"] * 2, "swiglu_limit": 0.25,
+             "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "linear_head_dim": 16, "linear_num_heads": 4,
+             "index_topk": 4, "index_kpool": 2, "hc_sinkhorn_iters": 4}  # fmt: skip
 SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32": ("deepseek_v32", SIZES | LATENT_GROUPS | {"index_topk": 6}),
     "deepseek_v32_yarn": (
@@ -42,6 +47,12 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
         "use_dsa": False, "attention_bias": True, "swa_head_dim": 28, "swa_q_lora_rank": 24, "n_shared_experts": 2,
         "layer_types": [LOCAL, FULL, LOCAL, FULL], "rope_parameters": YARN,
         "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}),
+    "glm5_next": ("glm5_next_text", INDEXER | GLM5_NEXT),
+    "glm5_next_kinds": ("glm5_next_text", INDEXER | GLM5_NEXT | {
+        "hc_mult": 2, "hc_eps": 1e-3, "index_topk": 6, "index_kpool": 3, "swiglu_limit": 1.0,
+        "linear_lower_bound": None,
+        "layer_types": ["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+        "indexer_types": ["full", "full", "shared", "full"]}),
 }  # fmt: skip
 BLOCKS = {"num_hidden_layers": 3, "rope_parameters": HALF_ROPE,
           "head_dim": 16, "rotary_dim": 8, "index_n_heads": 2, "index_head_dim": 16,

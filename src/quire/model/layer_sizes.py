@@ -100,7 +100,8 @@ class Streams:
     layer, the share of gates of its MLP that are 0. Hyper-connections (Zhu et al. 2024), where `most` is not 0: gates
     of reading are `least` + a sigmoid, those of writing `least` + `most` sigmoids. Gated residuals (Qwen4-Exp), where
     `gate_rank` is not 0: gates of each number that is read go through so many numbers. `turns`: the
-    streams are what the running stack makes and what the other one made.
+    streams are what the running stack makes and what the other one made. `rounds`: in which a matrix that mixes the
+    streams is brought to sums of 1 (mHC, Xie et al. 2026), 0 = streams are not mixed.
     """
 
     count: int = 0
@@ -110,6 +111,7 @@ class Streams:
     least: float = 0.0
     gate_rank: int = 0
     turns: Turns = NO_TURNS
+    rounds: int = 0
 
 
 ONE_STREAM = Streams()

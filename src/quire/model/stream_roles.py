@@ -10,11 +10,17 @@ from quire.model.role import Role
 from quire.model.spec import ModelSpec
 
 
+def _connections(spec: ModelSpec) -> int:
+    """Gates of reading and writing of a sublayer, and of mixing where streams are mixed."""
+    n = spec.streams.count
+    return (2 + n) * n if spec.streams.rounds else 2 * n
+
+
 def _matrix(rows: str, columns: str) -> Role:
     """A small matrix of a layer, kept as f32."""
     sizes = {
         "n": lambda s: s.streams.count,
-        "2n": lambda s: 2 * s.streams.count,
+        "2n": _connections,
         "nn": lambda s: s.streams.count**2,
         "hidden": lambda s: s.hidden,
         "all": lambda s: s.streams.count * s.hidden,
@@ -70,9 +76,10 @@ ROLES = {
     "stream_correct": _matrix("n", "n"),
     "stream_factors": Role("vector", lambda s: (s.hidden,), optional=True),
     **{f"hyper_{part}": _matrix("2n", "all") for part in ("attn", "mlp")},
-    **{f"hyper_{part}_base": Role("vector", lambda s: (2 * s.streams.count,), optional=True)
+    **{f"hyper_{part}_base": Role("vector", lambda s: (_connections(s),), optional=True)
        for part in ("attn", "mlp")},
-    **{f"hyper_{part}_scale": Role("vector", lambda s: (2,), optional=True) for part in ("attn", "mlp")},
+    **{f"hyper_{part}_scale": Role("vector", lambda s: (3 if s.streams.rounds else 2,), optional=True)
+       for part in ("attn", "mlp")},
     "hyper_head": replace(_matrix("n", "all"), layer=False),
     "hyper_head_base": Role("vector", lambda s: (s.streams.count,), layer=False, optional=True),
     "hyper_head_scale": Role("vector", lambda s: (1,), layer=False, optional=True),

@@ -29,10 +29,10 @@ OPS = (
     "gated_activation", "gated_mlp", "gated_rmsnorm", "grouped_linear", "head_linear", "index_rope_and_cache",
     "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm", "linear", "lora", "lora_expand",
     "lora_scale", "match_lengths", "mix_streams", "move_slots", "ngram_rows", "norm_spans", "penalize", "pick_rows",
-    "place_columns", "plain_mlp", "rmsnorm", "rope_and_cache", "rope_queries", "route", "sample", "scale",
+    "place_columns", "plain_mlp", "pool_keys", "rmsnorm", "rope_and_cache", "rope_queries", "route", "sample", "scale",
     "scale_by_sigmoid", "scale_by_softplus", "scale_choices", "scale_columns", "scale_rows", "softcap",
-    "sort_by_expert", "sparse_gate", "ssm_scan", "take_columns", "take_rows", "top_logprobs", "whole_attention",
-    "xielu", "zero_blocks",
+    "sinkhorn_gates", "sort_by_expert", "sparse_gate", "ssm_scan", "take_columns", "take_rows", "top_logprobs",
+    "whole_attention", "xielu", "zero_blocks",
 )  # fmt: skip
 """Every op. Each backend implements all of them but those of `HOST`, which a test holds."""
 HOST = ("attention_states", "cache_rows", "fold_states", "whole_attention")

@@ -87,7 +87,7 @@ def latent_attention(
     values are a part of them."""
     rank, r = rank_of(cache), cache.layout.head_dim
     heads = latent.shape[1] // rank
-    turned = q.view(len(q), heads, q.shape[1] // heads)[..., -r:]
+    turned = q.view(len(q), heads, q.shape[1] // heads)[..., q.shape[1] // heads - r :]
     place, keys, values = held(cache).rows()
     rows = place, torch.cat((values, keys), -1)[:, None], values[:, None]
     batch = spans(cu_q, context, block_tables, cache.layout.block_size)

@@ -16,13 +16,26 @@ EPS = 1e-6
 
 
 @dataclass(frozen=True)
+class Choice:
+    """What a row reads: the `most` best tokens, or pools of `pool` tokens and those behind the last whole one."""
+
+    most: int
+    pool: int = 1
+
+    @property
+    def width(self) -> int:
+        """Tokens that a row reads at most."""
+        return self.most * self.pool + self.pool - 1
+
+
+@dataclass(frozen=True)
 class Indexer:
     """Sizes of the indexers of a model's layers, all 0 where it has none.
 
     `heads` of queries with `head_dim` numbers each; `most`: tokens that a row reads at most. `own`: per layer, whether
     it has an indexer; the others read what the last layer before them chose. `interleaved`: on disk, pairs (2i, 2i + 1)
     of its queries and keys turn. `behind`: on disk, the part of a head that turns is its last. `eps`: of the norm of
-    keys.
+    keys. `pool`: tokens that have a key together, a mean of theirs, and are chosen together; `most` is a multiple.
     """
 
     heads: int = 0
@@ -32,6 +45,17 @@ class Indexer:
     interleaved: bool = False
     behind: bool = False
     eps: float = EPS
+    pool: int = 1
+
+    @property
+    def kept(self) -> int:
+        """Numbers that the cache has of a token: its key, and of pools what gates it there."""
+        return self.head_dim * (1 if self.pool == 1 else 2)
+
+    @property
+    def choice(self) -> Choice:
+        """How many are chosen."""
+        return Choice(self.most // self.pool, self.pool)
 
     def at(self, layer: int) -> bool:
         """Whether `layer` has an indexer of its own."""
@@ -122,3 +146,8 @@ def index_dim(cache: KVCache) -> int:
     if not isinstance(cache.layout, IndexLayout):
         raise TypeError("a cache of index keys is needed")
     return cache.layout.head_dim
+
+
+def key_dim(cache: KVCache, choice: Choice) -> int:
+    """Numbers of a key that queries meet; those of pools have as many behind them."""
+    return index_dim(cache) // (1 if choice.pool == 1 else 2)

@@ -56,9 +56,10 @@ class LatentHeads:
 class LatentReads:
     """How rows read latents: `scale` of their scores; `chosen` [T, most] int32, as of `choose_tokens`, where each row
     reads these tokens alone, None: all up to its own that `window` has; `sinks` f32 [heads] and `window`, 0 beside
-    `chosen`, as of `AttentionSpec`."""
+    `chosen`, as of `AttentionSpec`. `pool`: tokens that are chosen together."""
 
     scale: float
     chosen: Array | None = None
     sinks: Array | None = None
     window: int = 0
+    pool: int = 1

@@ -17,7 +17,7 @@ from quire.ops.op import IMPLEMENTATIONS, REGISTRY, load_modules
 from quire.ops.triton.gpu import choose_row, load_kernels
 from triton_ops import TRITON_OPS, close, needs_triton, run_gpu, run_reference
 
-OFTEN = {"attention": 12, "choose_blocks": 5, "choose_pooled": 4, "choose_tokens": 2, "delta_rule": 5, "expert_mlp": 4,
+OFTEN = {"attention": 12, "choose_blocks": 5, "choose_pooled": 4, "choose_tokens": 3, "delta_rule": 5, "expert_mlp": 4,
          "latent_attention": 2, "linear": 3, "route": 3, "sample": 3, "ssm_scan": 3}  # fmt: skip
 """Of ops with many cases every run takes one of so many."""
 quiet = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # numpy's, of inf and nan when interpreted

@@ -16,7 +16,7 @@ from quire.core.dtypes import BF16, F32
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.start import start_engine
-from quire.ops.indexer import IndexLayout
+from quire.ops.indexer import Choice, IndexLayout
 from quire.ops.latents import LatentLayout
 from quire.ops.op import REGISTRY
 from speculation_methods import TINY
@@ -73,7 +73,7 @@ def test_all_tokens_chosen_are_as_none(dtype: Any, sinks: bool) -> None:
 def test_scores_that_do_not_fit_are_picked_in_parts(
     rows: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = index_case(torch.Generator().manual_seed(0), IndexLayout.of(16, 24, BF16), 3, 20, rows, exact=False)
+    case = index_case(torch.Generator().manual_seed(0), IndexLayout.of(16, 24, BF16), 3, Choice(20), rows, exact=False)
     whole = run_gpu("choose_tokens", case)[0]
     monkeypatch.setattr("quire.ops.triton.indexer.MOST_SCORES", 4 * 320 * 2)
     assert torch.equal(run_gpu("choose_tokens", case)[0], whole)

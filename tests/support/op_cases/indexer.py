@@ -11,7 +11,7 @@ from op_cases.reference import rope_table
 from op_cases.registry import cases
 from op_cases.weights import normal
 from quire.core.dtypes import BF16, F32
-from quire.ops.indexer import BlockIndexer, IndexLayout, PooledIndexer
+from quire.ops.indexer import BlockIndexer, Choice, IndexLayout, PooledIndexer
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import Case
 from quire.ops.reference.caches import allocate
@@ -39,7 +39,12 @@ def index_rope_and_cache_cases(g: Generator) -> Iterator[Case]:
 
 
 def index_case(
-    g: Generator, layout: IndexLayout, heads: int, most: int, rows: tuple[tuple[int, int], ...], exact: bool = True
+    g: Generator,
+    layout: IndexLayout,
+    heads: int,
+    choice: Choice,
+    rows: tuple[tuple[int, int], ...],
+    exact: bool = True,
 ) -> Case:
     """A paged batch with (new rows, context) per sequence; blocks lie shuffled, unwritten slots are NaN."""
     size, blocks = layout.block_size, [-(-context // layout.block_size) for _, context in rows]
@@ -59,13 +64,13 @@ def index_case(
     counts = torch.tensor([0, *(new for new, _ in rows)])
     t = int(counts.sum())
     return {
-        "q": made(g, t, heads * layout.head_dim),
+        "q": made(g, t, heads * layout.head_dim // (1 if choice.pool == 1 else 2)),
         "weights": made(g, t, heads),
         "cache": cache,
         "cu_q": counts.cumsum(0).int(),
         "context": torch.tensor([context for _, context in rows], dtype=torch.int32),
         "block_tables": tables,
-        "most": most,
+        "choice": choice,
     }
 
 
@@ -76,15 +81,34 @@ MIXED = ((1, 1), (1, 70), (5, 5), (0, 40), (17, 90), (1, 600))
 def choose_tokens_cases(g: Generator) -> Iterator[Case]:
     for dtype in (BF16, F32):
         for size, heads, d, most in ((1, 4, 16, 8), (16, 33, 24, 64), (16, 64, 128, 7), (128, 1, 8, 1)):
-            yield index_case(g, IndexLayout.of(size, d, dtype), heads, most, MIXED)
-        yield index_case(g, IndexLayout.of(16, 64, dtype), 8, 512, ((1, 1300), (40, 540)))
+            yield index_case(g, IndexLayout.of(size, d, dtype), heads, Choice(most), MIXED)
+        yield index_case(g, IndexLayout.of(16, 64, dtype), 8, Choice(512), ((1, 1300), (40, 540)))
+        for size, heads, d, most, pool in ((1, 4, 16, 2, 4), (16, 33, 48, 9, 3), (4, 8, 128, 3, 16), (16, 2, 16, 1, 2)):
+            yield index_case(g, IndexLayout.of(size, d, dtype), heads, Choice(most, pool), MIXED)
+
+
+@cases("pool_keys")
+def pool_keys_cases(g: Generator) -> Iterator[Case]:
+    for dtype in (BF16, F32):
+        for size, d, pool in ((1, 16, 4), (16, 24, 3), (4, 128, 16), (16, 8, 2)):
+            case = index_case(g, IndexLayout.of(size, 2 * d, dtype), 1, Choice(1, pool), MIXED, exact=False)
+            tables, ends, slots = case["block_tables"], case["cu_q"].tolist(), list[Tensor]()
+            for s, length in enumerate(case["context"].tolist()):
+                at = torch.arange(length - (ends[s + 1] - ends[s]), length)
+                slots.append(tables[s, at // size].long() * size + at % size)
+            t = ends[-1]
+            yield {
+                "k": normal(g, t, d), "gates": 2 * normal(g, t, d), "bias": normal(g, pool, d),
+                "slots": torch.cat(slots), "cache": case["cache"],
+                "paged": (case["cu_q"], case["context"], tables),
+            }  # fmt: skip
 
 
 def block_case(
     g: Generator, layout: IndexLayout, heads: int, sizes: BlockIndexer, rows: tuple[tuple[int, int], ...]
 ) -> Case:
     """`index_case` of blocks."""
-    case = index_case(g, layout, heads, 1, rows)
+    case = index_case(g, layout, heads, Choice(1), rows)
     return {name: case[name] for name in ("q", "cache", "cu_q", "context", "block_tables")} | {"sizes": sizes}
 
 
@@ -102,9 +126,9 @@ def choose_pooled_cases(g: Generator) -> Iterator[Case]:
     for dtype in (BF16, F32):
         for size, heads, d, own in ((1, 2, 16, 4), (4, 1, 24, 4), (4, 33, 8, 16), (16, 4, 64, 16), (2, 8, 32, 8)):
             for most in (1, 3, 9):
-                case = index_case(g, IndexLayout.of(size, d, dtype), heads, 1, MIXED)
+                case = index_case(g, IndexLayout.of(size, d, dtype), heads, Choice(1), MIXED)
                 kept = {name: case[name] for name in ("q", "cache", "cu_q", "context", "block_tables")}
                 yield kept | {"sizes": PooledIndexer(heads, d, own, most)}
-        case = index_case(g, IndexLayout.of(4, 64, dtype), 4, 1, ((1, 4099), (40, 540)))
+        case = index_case(g, IndexLayout.of(4, 64, dtype), 4, Choice(1), ((1, 4099), (40, 540)))
         kept = {name: case[name] for name in ("q", "cache", "cu_q", "context", "block_tables")}
         yield kept | {"sizes": PooledIndexer(4, 64, 4, 200)}

@@ -14,6 +14,7 @@ from op_cases.weights import normal
 from quire.core.dtypes import BF16, F32
 from quire.core.windows import first_seen
 from quire.ops.experts import padded_rows
+from quire.ops.indexer import Choice
 from quire.ops.latents import EPS, LatentHeads, LatentLayout, LatentReads
 from quire.ops.layout import KVCache, SharedLayout, carved
 from quire.ops.lazy import torch_dtype
@@ -38,7 +39,8 @@ def head_linear_cases(g: Generator) -> Iterator[Case]:
 
 @cases("latent_rope_and_cache")
 def latent_rope_and_cache_cases(g: Generator) -> Iterator[Case]:
-    for t, heads, width, rank, r, size in ((1, 2, 24, 16, 8, 16), (9, 3, 12, 32, 12, 1), (40, 16, 192, 512, 64, 16)):
+    for t, heads, width, rank, r, size in ((1, 2, 24, 16, 8, 16), (9, 3, 12, 32, 12, 1), (40, 16, 192, 512, 64, 16),
+                                          (5, 3, 24, 32, 0, 16)):  # fmt: skip
         for dtype in (BF16, F32):
             layout = LatentLayout(size, 1, r, dtype, rank=rank)
             blocks = -(-t // size) + 2
@@ -98,6 +100,19 @@ def chosen_tokens(g: Generator, case: Case, most: int) -> Tensor:
     return torch.stack(rows).int()
 
 
+def chosen_pools(g: Generator, case: Case, choice: Choice) -> Tensor:
+    """Random pools for each row, and tokens behind them, as `choose_tokens` gives them: int32 [T, n]."""
+    ends, rows = case["cu_q"].tolist(), list[Tensor]()
+    for s, length in enumerate(case["context"].tolist()):
+        for seen in range(length - (ends[s + 1] - ends[s]) + 1, length + 1):
+            whole = seen // choice.pool
+            own = torch.randperm(whole, generator=g)[: choice.most].sort().values
+            own = (own[:, None] * choice.pool + torch.arange(choice.pool)).flatten()
+            own = torch.cat((own, torch.arange(whole * choice.pool, seen)))
+            rows.append(torch.cat((own, torch.full((choice.width - len(own),), -1))))
+    return torch.stack(rows).int()
+
+
 def reading(case: Case, chosen: Tensor) -> Case:
     """`case` of rows that read `chosen` tokens alone."""
     return case | {"reads": replace(case["reads"], chosen=chosen)}
@@ -129,6 +144,9 @@ def latent_attention_cases(g: Generator) -> Iterator[Case]:
         for heads, most, sinks in ((4, 20, False), (40, 520, False), (4, 20, True), (40, 520, True)):
             case = latent_case(g, LatentLayout(16, 1, 8, dtype, rank=32), heads, 16, (*mixed, (2, 900)), sinks)
             yield reading(case, chosen_tokens(g, case, most))
+        for pool, most in ((3, 2), (16, 40)):  # of a model that turns nothing
+            case = latent_case(g, LatentLayout(16, 1, 0, dtype, rank=32), 4, 16, (*mixed, (2, 900)))
+            yield case | {"reads": replace(case["reads"], chosen=chosen_pools(g, case, Choice(most, pool)), pool=pool)}
         for size, heads in ((16, 4), (1, 40)):
             case = latent_case(g, LatentLayout(size, 1, 8, dtype, rank=32), heads, 16, mixed, sinks=True)
             yield case

@@ -20,6 +20,12 @@ def mix_cases(g: Generator) -> Iterator[Case]:
         }  # fmt: skip
 
 
+@cases("sinkhorn_gates")
+def sinkhorn_cases(g: Generator) -> Iterator[Case]:
+    for t, n, turns, least in ((0, 4, 20, 1e-6), (1, 4, 20, 1e-6), (7, 3, 1, 1e-3), (40, 2, 5, 0.0)):
+        yield {"x": 2 * normal(g, t, (2 + n) * n), "streams": n, "turns": turns, "most": 2.0, "least": least}
+
+
 @cases("match_lengths")
 def length_cases(g: Generator) -> Iterator[Case]:
     for t, h, streams in ((0, 8, 2), (1, 64, 4), (7, 33, 3), (2, 5, 1)):

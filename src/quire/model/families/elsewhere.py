@@ -18,13 +18,11 @@ from quire.model.families.table import FAMILIES
 
 SLOWLY = "its folder runs by the code of an installed transformers, slowly (pip install 'quire[transformers]')"
 HERE = (*FAMILIES, *MULTIMODAL)
-_STREAMS = "several streams that layers mix by weights that they compute (hyper-connections)"
 LACKS: Mapping[str, str] = {
     "arctic": "experts beside the MLP that read what attention reads",
     "arwkv7": "shifts of tokens and a recurrence with decays of channels",
     "diffllama": "attention that takes one softmax from another",
     "doge": "a mask of keys that each layer computes, and experts chosen by products of keys",
-    "glm5_next": f"{_STREAMS}, a delta rule whose decays are bounded, and an indexer whose keys are means of blocks",
     "inkling2_text": "a bias by distance that each query makes, and convolutions of what layers add",
     "inkling_text": "a bias by distance that each query makes, and convolutions of what layers add",
     "jetmoe": "experts of queries and of results in attention",

@@ -10,6 +10,7 @@ from quire.model.families.delta_hybrids import DELTA_HYBRIDS
 from quire.model.families.dots3 import dots3_note
 from quire.model.families.falcon_h1 import falcon_h1
 from quire.model.families.gemma3n import GEMMAS
+from quire.model.families.glm5_next import glm5_next
 from quire.model.families.hrm import hrm_text
 from quire.model.families.hy_v4 import hy_v4
 from quire.model.families.hybrids import HYBRIDS
@@ -289,6 +290,7 @@ FAMILIES: dict[str, Row] = {
     "falcon_h1": falcon_h1,
     "kimi_linear": kimi_linear,
     "hrm_text": hrm_text,
+    "glm5_next_text": glm5_next,
     "hy_v4": hy_v4,
     "qwen4_exp_text": qwen4_exp,
     "dots3_note_text": dots3_note,

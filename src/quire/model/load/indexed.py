@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 from quire.model.load.latent import halves, load_latent
 from quire.model.load.reader import WeightReader
 from quire.model.net.gated_attention import NumberGate, OutputGate
-from quire.model.net.indexed import FollowingAttention, IndexedAttention, LastChoice, OfFirst, TokenIndexer
+from quire.model.net.indexed import (
+    FollowingAttention,
+    IndexedAttention,
+    LastChoice,
+    OfFirst,
+    PooledTokenIndexer,
+    TokenIndexer,
+)
 from quire.model.net.latent import LowRankQuery, WideQuery
 from quire.model.net.parts import LayerNorm, Linear
 
@@ -20,6 +27,7 @@ def load_indexed(
 ) -> tuple[Linear, IndexedAttention | FollowingAttention]:
     """`qkv` and attention of layer `index`, packed, with the layer's own indexer if it has one. `gate`: of the rows."""
     down, attention = load_latent(reader, index)
+    attention = replace(attention, pool=reader.opened.spec.mla.indexer.pool)
     last = reader.once("last choice", LastChoice)
     if not reader.opened.spec.at(index).mla.indexer.at(index):
         return down, FollowingAttention(attention, last, gate)
@@ -37,14 +45,17 @@ def _indexer(reader: WeightReader, index: int) -> TokenIndexer:
     rows = (np.arange(sizes.heads, dtype=np.int64)[:, None] * sizes.head_dim + turn).flatten()
     weight, bias = (reader.vector("index_k_norm", index, part) for part in ("weight", "bias"))
     assert weight is not None and bias is not None, "the family requires both"
-    return TokenIndexer(
+    parts = (
         reader.linear(("index_q",), index, rows),
         reader.linear(("index_k",), index, turn),
         LayerNorm(weight[turn], bias[turn], sizes.eps),
         reader.dense("index_weights", index),
         sizes.heads,
-        sizes.most,
+        sizes.choice,
     )
+    if sizes.pool == 1:
+        return TokenIndexer(*parts)
+    return PooledTokenIndexer(*parts, reader.linear(("index_gate",), index), reader.vector("index_bias", index))
 
 
 def _order(reader: WeightReader) -> NDArray[np.int64]:

@@ -20,21 +20,23 @@ from quire.ops.layout import CacheLayout, KVLayout
 @dataclass(frozen=True)
 class IndexedLatents(Latents):
     """A `Mixer`. An indexer of `index_heads` with `index_dim` numbers each chooses the tokens; none where `index_heads`
-    is 0, and tokens are those that the last layer with an indexer chose."""
+    is 0, and tokens are those that the last layer with an indexer chose. `index_kept`: numbers that the cache has of a
+    token for it."""
 
     index_heads: int = 0
     index_dim: int = 0
+    index_kept: int = 0
 
     @property
     def projected(self) -> int:
         """Numbers that latents need, and queries, key and weights of the indexer."""
-        indexer = self.index_heads * (self.index_dim + 1) + self.index_dim if self.index_heads else 0
+        indexer = self.index_heads * (self.index_dim + 1) + self.index_kept if self.index_heads else 0
         return super().projected + indexer
 
     def parts(self, block_size: int, dtype: Dtype, heads: type[KVLayout] = KVLayout) -> CacheLayout:
         """Latents, and keys of the indexer where there is one, on every backend alike."""
         latents = super().parts(block_size, dtype, heads)
-        return (*latents, IndexLayout.of(block_size, self.index_dim, dtype)) if self.index_heads else latents
+        return (*latents, IndexLayout.of(block_size, self.index_kept, dtype)) if self.index_heads else latents
 
 
 ROLES = {
@@ -44,6 +46,8 @@ ROLES = {
         "index_k": Role("linear", lambda s: (s.mla.indexer.head_dim, s.hidden)),
         "index_k_norm": Role("vector", lambda s: (s.mla.indexer.head_dim,), biased=True),
         "index_weights": Role("dense", lambda s: (s.mla.indexer.heads, s.hidden)),
+        "index_gate": Role("linear", lambda s: (s.mla.indexer.head_dim, s.hidden)),
+        "index_bias": Role("vector", lambda s: (s.mla.indexer.pool, s.mla.indexer.head_dim)),
     }.items()
 }
 """Its matrices and vectors on disk, beside those of latent attention. Each rank has all of them: what is chosen is
@@ -79,9 +83,10 @@ numbers."""
 def indexed_latents(spec: ModelSpec, layer: int) -> IndexedLatents:
     """The mixer of `layer`."""
     mla, indexer = spec.mla, spec.mla.indexer
-    features = IndexedLatents.features if all(indexer.own) else SHARING
-    sizes = (indexer.heads, indexer.head_dim) if indexer.at(layer) else (0, 0)
+    own = all(indexer.at(i) for i in range(spec.layers) if spec.attends(i))
+    features = IndexedLatents.features if own else SHARING
+    sizes = (indexer.heads, indexer.head_dim, indexer.kept) if indexer.at(layer) else (0, 0, 0)
     return IndexedLatents(
         *(spec.heads, spec.head_dim, mla.q_rank, mla.rank, mla.rope),
-        features=features, index_heads=sizes[0], index_dim=sizes[1],
+        features=features, index_heads=sizes[0], index_dim=sizes[1], index_kept=sizes[2],
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """Layers whose stream is several, side by side, of which attention and MLP read one mixture each and add to all.
 
-Hyper-connections: Zhu et al. 2024, "Hyper-connections"; with gates that are sigmoids, as of Hy4 (Tencent 2026).
+Hyper-connections: Zhu et al. 2024, "Hyper-connections"; with gates that are sigmoids, as of Hy4 (Tencent 2026). With
+streams that are mixed: Xie et al. 2026, "mHC: manifold-constrained hyper-connections", as of DeepSeek V4.
 """
 
 from __future__ import annotations
@@ -34,10 +35,45 @@ class Connection:
         found: Array = ops.softcap(self.gates(ops, self.norm(ops, x)), 1.0)
         return found
 
+    def kept(self, ops: Ops, x: Array, opened: Array) -> Array:
+        """x [T, n * hidden] -> the streams to which what a sublayer makes is added: themselves."""
+        return x
+
     def spread(self, ops: Ops, y: Array, opened: Array) -> Array:
         """y [T, hidden] -> what it adds to each stream, [T, n * hidden]."""
         assert self.write is not None, "of a sublayer"
         return self.write(ops, y, opened)
+
+
+@dataclass(frozen=True)
+class MixedStreams:
+    """How streams are mixed: `mix` n streams to n, by a matrix brought to sums of 1 in so many `rounds`; gates of
+    reading are `least` + sigmoids, those of writing `most` sigmoids."""
+
+    mix: Mixture
+    rounds: int
+    most: float
+    least: float
+
+
+@dataclass(frozen=True)
+class MixingConnection(Connection):
+    """Work like `Connection`, where streams are mixed by `mixed` before a sublayer adds to them; `gates` are logits."""
+
+    mixed: MixedStreams | None = None
+
+    def opened(self, ops: Ops, x: Array) -> Array:
+        """x [T, n * hidden] -> gates of reading and writing, and the matrix that mixes, [T, (2 + n) n]."""
+        mixed = self.mixed
+        assert mixed is not None, "of a sublayer"
+        logits = self.gates(ops, self.norm(ops, x))
+        found: Array = ops.sinkhorn_gates(logits, mixed.mix.out, mixed.rounds, mixed.most, mixed.least)
+        return found
+
+    def kept(self, ops: Ops, x: Array, opened: Array) -> Array:
+        """x [T, n * hidden] -> the streams, mixed."""
+        assert self.mixed is not None, "of a sublayer"
+        return self.mixed.mix(ops, x, opened)
 
 
 @dataclass(frozen=True)
@@ -56,10 +92,10 @@ class ConnectedBlock:
         read = self.norm(ops, self.attention.read(ops, x, opened))
         attended = layer.attention(ops, layer, read, batch, cache, wanted)
         x, opened = chosen(ops, x, wanted), chosen(ops, opened, wanted)
-        x = ops.add(x, self.attention.spread(ops, attended, opened))
+        x = ops.add(self.attention.kept(ops, x, opened), self.attention.spread(ops, attended, opened))
         opened = self.mlp.opened(ops, x)
         made = layer.mlp(ops, layer.mlp_norm(ops, self.mlp.read(ops, x, opened)))
-        return x, self.mlp.spread(ops, made, opened)
+        return self.mlp.kept(ops, x, opened), self.mlp.spread(ops, made, opened)
 
 
 @dataclass(frozen=True)
@@ -84,3 +120,19 @@ class ReadStreams(Norm):
     def __call__(self, ops: Ops, x: Array) -> Array:
         """x [R, n * hidden] -> [R, hidden]."""
         return self.norm(ops, self.connection.read(ops, x, self.connection.opened(ops, x)))
+
+
+@dataclass(frozen=True)
+class MeanStreams(Norm):
+    """The norm of the mean of the streams, which the head reads."""
+
+    streams: int
+    norm: Norm
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """x [R, n * hidden] -> [R, hidden]."""
+        hidden = x.shape[1] // self.streams
+        total = ops.take_columns(x, 0, hidden)
+        for i in range(1, self.streams):
+            total = ops.add(total, ops.take_columns(x, i * hidden, hidden))
+        return self.norm(ops, ops.scale(total, 1.0 / self.streams))

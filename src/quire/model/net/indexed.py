@@ -11,6 +11,7 @@ from quire.model.net.latent import LatentAttention, LowRankQuery
 from quire.model.net.parts import LayerNorm, Linear, Product
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
+from quire.ops.indexer import Choice
 from quire.ops.layout import KVCache, LayerCache
 
 
@@ -23,7 +24,7 @@ class LastChoice:
 
 @dataclass(frozen=True)
 class TokenIndexer:
-    """An indexer: of each row the `most` tokens with the highest scores.
+    """An indexer: of each row the tokens with the highest scores, as many as `choice` says.
 
     `q` reads the latent of queries, `k` and `weights` the rows; `heads` of queries share a token's key. Scores lack the
     factors that all have in common, which change no order.
@@ -34,19 +35,38 @@ class TokenIndexer:
     norm: LayerNorm
     weights: Linear
     heads: int
-    most: int
+    choice: Choice
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, latent: Array, batch: Batch, cache: KVCache) -> Array:
-        """h [T, hidden], `latent` [T, q_rank] -> positions [T, most] int32, as of `choose_tokens`; keys of the rows are
+        """h [T, hidden], `latent` [T, q_rank] -> positions [T, n] int32, as of `choose_tokens`; keys of the rows are
         written to `cache`."""
-        k = self.norm(ops, self.k(ops, h))
-        q = ops.index_rope_and_cache(
-            self.q(ops, latent), k, batch.positions, layer.rope, batch.slots, cache, self.heads
-        )
+        q = self.kept(ops, layer, h, self.q(ops, latent), batch, cache)
         found: Array = ops.choose_tokens(
-            q, self.weights(ops, h), cache, batch.cu_q, batch.context, batch.block_tables, self.most
+            q, self.weights(ops, h), cache, batch.cu_q, batch.context, batch.block_tables, self.choice
         )
         return found
+
+    def kept(self, ops: Ops, layer: Layer, h: Array, q: Array, batch: Batch, cache: KVCache) -> Array:
+        """Queries q [T, heads * d], turned; keys of the rows h, turned, are written to `cache`."""
+        k = self.norm(ops, self.k(ops, h))
+        turned: Array = ops.index_rope_and_cache(q, k, batch.positions, layer.rope, batch.slots, cache, self.heads)
+        return turned
+
+
+@dataclass(frozen=True)
+class PooledTokenIndexer(TokenIndexer):
+    """Work like `TokenIndexer` of pools of tokens, which have a key each: the mean of their tokens' keys, gated by what
+    `gate` makes of a row, [T, d], and `bias` f32 [pool, d] (GLM-5.3-Flash). Nothing turns."""
+
+    gate: Linear | None = None
+    bias: Array | None = None
+
+    def kept(self, ops: Ops, layer: Layer, h: Array, q: Array, batch: Batch, cache: KVCache) -> Array:
+        """Implement `TokenIndexer.kept`; keys of pools whose last tokens the rows have are written, too."""
+        assert self.gate is not None and self.bias is not None, "of such indexers"
+        k, gates = self.norm(ops, self.k(ops, h)), self.gate(ops, h)
+        ops.pool_keys(k, gates, self.bias, batch.slots, cache, (batch.cu_q, batch.context, batch.block_tables))
+        return q
 
 
 @dataclass(frozen=True)

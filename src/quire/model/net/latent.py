@@ -25,7 +25,8 @@ class LatentAttention:
     `query`: rows [T, hidden] -> [T, heads * (nope + rope)], by way of a smaller space or straight. `into` [rank, nope]
     per head carries the part that does not turn into the latents' space; `out` [value, rank] carries results back. All
     rows, of prompts too, take this absorbed way: another order of products would give other bits in other batches.
-    `key_changes` are of what `qkv` makes.
+    `key_changes` are of what `qkv` makes. `pool`: tokens that are chosen together, where rows read
+    chosen ones.
     """
 
     query: Project
@@ -35,6 +36,7 @@ class LatentAttention:
     rank: int
     value: int
     key_changes: tuple[RowChange, ...] = ()
+    pool: int = 1
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; latents and rotated keys of the rows are written to `cache`."""
@@ -60,7 +62,7 @@ class LatentAttention:
             kv = change(ops, kv, batch)
         q = ops.latent_rope_and_cache(q, kv, batch.positions, layer.rope, batch.slots, cache[0], self.heads)
         latent = ops.head_linear(q, self.into, self.heads.count, self.rank)
-        reads = LatentReads(layer.attend.scale, tokens, layer.attend.sinks, layer.attend.window)
+        reads = LatentReads(layer.attend.scale, tokens, layer.attend.sinks, layer.attend.window, self.pool)
         attended = ops.latent_attention(latent, q, cache[0], batch.cu_q, batch.context, batch.block_tables, reads)
         attended = chosen(ops, attended, wanted)
         found: Array = ops.head_linear(attended, self.out, self.heads.count, self.value)

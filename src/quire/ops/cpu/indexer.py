@@ -6,10 +6,10 @@ import numpy as np
 
 from quire.core.dtypes import BF16, F32, I32, I64
 from quire.ops.arrays import Host, address
-from quire.ops.cpu.descriptor_cache import batch_descriptor, rope_descriptor
+from quire.ops.cpu.descriptor_cache import Paged, batch_descriptor, rope_descriptor
 from quire.ops.cpu.state import Cpu
 from quire.ops.descriptors import CacheDescriptor
-from quire.ops.indexer import EPS, BlockIndexer, PooledIndexer, index_dim
+from quire.ops.indexer import EPS, BlockIndexer, Choice, PooledIndexer, index_dim, key_dim
 from quire.ops.layout import KVCache
 from quire.ops.native import check
 from quire.ops.op import impl
@@ -36,17 +36,29 @@ def index_rope_and_cache(
 
 @impl("choose_tokens", "cpu")
 def choose_tokens(
-    cpu: Cpu, q: Host, weights: Host, cache: KVCache, cu_q: Host, context: Host, block_tables: Host, most: int
+    cpu: Cpu, q: Host, weights: Host, cache: KVCache, cu_q: Host, context: Host, block_tables: Host, choice: Choice
 ) -> Host:
-    d = index_dim(cache)
     rows, heads = check(weights, "choose_tokens weights", F32, -1, -1).shape
+    d = key_dim(cache, choice)
     check(q, "choose_tokens q", F32, rows, heads * d)
     batch = batch_descriptor(cpu, "choose_tokens", (cu_q, context, block_tables))
     at_cache = _descriptor(cpu, cache)
-    out = cpu.lasting(rows, most, I32)
+    out = cpu.lasting(rows, choice.width, I32)
     if rows:
-        cpu.call("choose_tokens", out, q, weights, at_cache, batch, rows, heads, most)
+        cpu.call("choose_tokens", out, q, weights, at_cache, batch, rows, heads, choice.most, d, choice.pool)
     return out
+
+
+@impl("pool_keys", "cpu")
+def pool_keys(cpu: Cpu, k: Host, gates: Host, bias: Host, slots: Host, cache: KVCache, paged: Paged) -> None:
+    pool, d = check(bias, "pool_keys bias", F32, -1, index_dim(cache) // 2).shape
+    rows = check(k, "pool_keys k", F32, -1, d).shape[0]
+    check(gates, "pool_keys gates", F32, rows, d)
+    check(slots, "pool_keys slots", I64, rows)
+    batch = batch_descriptor(cpu, "pool_keys", paged)
+    at_cache = _descriptor(cpu, cache)
+    if rows:
+        cpu.call("pool_keys", k, gates, bias, slots, at_cache, batch, rows, d, pool)
 
 
 @impl("choose_blocks", "cpu")

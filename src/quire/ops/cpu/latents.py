@@ -82,6 +82,6 @@ def latent_attention(
     out = cpu.arena.empty(rows, heads * rank)
     if rows:
         sinks = address_or_none(reads.sinks)
-        spec = AttentionDescriptor(heads=heads, scale=reads.scale, sinks=sinks, window=reads.window)
+        spec = AttentionDescriptor(heads=heads, scale=reads.scale, sinks=sinks, window=reads.window, pool=reads.pool)
         cpu.call("latent_attention", out, latent, q, at_cache, batch, spec, chosen, rows, q.shape[1] // heads, most)
     return out

@@ -25,6 +25,14 @@ def mix_streams(cpu: Cpu, x: Host, m: Host, weight: Host, bias: Host, out: int) 
     return found
 
 
+@impl("sinkhorn_gates", "cpu")
+def sinkhorn_gates(cpu: Cpu, x: Host, streams: int, turns: int, most: float, least: float) -> Host:
+    rows = check(x, "sinkhorn_gates x", F32, -1, (2 + streams) * streams).shape[0]
+    if rows:
+        cpu.call("sinkhorn_gates", x, rows, streams, turns, most, least)
+    return x
+
+
 @impl("match_lengths", "cpu")
 def match_lengths(cpu: Cpu, x: Host, streams: int, least: float) -> Host:
     rows, width = check(x, "match_lengths x", F32, -1, -1).shape

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire.core.dtypes import BF16
 from quire.ops.autograd_cache import AutogradCache
-from quire.ops.indexer import BlockIndexer, PooledIndexer, index_dim
+from quire.ops.indexer import BlockIndexer, Choice, PooledIndexer, index_dim
 from quire.ops.layout import KVCache
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import op
@@ -24,32 +24,31 @@ def index_rope_and_cache(
     `positions` [T] int32, `slots` [T] int64.
     """
     d = index_dim(cache)
-    keys = rotated(k[:, None], positions, table)[:, 0]
-    if isinstance(cache, AutogradCache):
-        cache.put(slots, keys, keys[:, :0])
-    else:
-        size = cache.layout.block_size
-        cache.keys[slots // size, slots % size] = keys.to(torch_dtype(cache.layout.dtype))
+    _put(cache, slots, rotated(k[:, None], positions, table)[:, 0])
     return rotated(q.view(len(q), heads, d), positions, table).flatten(1)
 
 
 @op(tolerance=0.0)
 def choose_tokens(
-    q: Tensor, weights: Tensor, cache: KVCache, cu_q: Tensor, context: Tensor, block_tables: Tensor, most: int
+    q: Tensor, weights: Tensor, cache: KVCache, cu_q: Tensor, context: Tensor, block_tables: Tensor, choice: Choice
 ) -> Tensor:
-    """Positions of the `most` tokens with the highest scores of those up to each row's own: int32 [T, most].
+    """Positions of the `choice.most` tokens with the highest scores of those up to each row's own: int32 [T, most].
 
     A token's score is the sum over heads h of weights[h] * max(0, q_h . k), with its key k: q [T, heads * d] f32,
     weights [T, heads] f32. Of equal scores the earlier token counts more. Positions ascend; a row that sees no more
     than `most` tokens has all of them, and -1 behind these. The batch is as in `attention`. What is returned is given
     up when the op is called again.
+
+    Of `choice.pool` > 1 pools of so many tokens are scored and chosen in place of tokens, by the first d numbers that
+    the cache has of their last tokens (`pool_keys`). A row's positions are all of those pools, and of the tokens behind
+    the last pool that is whole up to its own: int32 [T, most * pool + pool - 1].
     """
-    d, size = index_dim(cache), cache.layout.block_size
-    heads = weights.shape[1]
-    queries = q.detach().view(len(q), heads, d)
+    size, heads, pool = cache.layout.block_size, weights.shape[1], choice.pool
+    queries = q.detach().view(len(q), heads, q.shape[1] // heads)
+    d = queries.shape[2]
     if cache.layout.dtype == BF16:
         queries = queries.bfloat16().float()
-    out = torch.full((len(q), most), -1, dtype=torch.int32)
+    out = torch.full((len(q), choice.width), -1, dtype=torch.int32)
     for s in range(len(context)):
         begin, end, length = int(cu_q[s]), int(cu_q[s + 1]), int(context[s])
         if begin == end:
@@ -57,13 +56,44 @@ def choose_tokens(
         keys = _keys(
             cache, (block_tables[s, : -(-length // size)].long()[:, None] * size + torch.arange(size)).flatten()
         )
-        found = torch.einsum("thd,sd->hts", queries[begin:end], keys[:length].float()).clamp(min=0)
+        own = keys[pool - 1 : length : pool, :d].float()
+        found = torch.einsum("thd,sd->hts", queries[begin:end], own).clamp(min=0)
         scores = torch.einsum("hts,th->ts", found, weights[begin:end].detach())
         for row in range(begin, end):
             seen = length - end + row + 1
-            best = scores[row - begin, :seen].sort(descending=True, stable=True).indices[:most].sort().values
-            out[row, : len(best)] = best.int()
+            whole = scores[row - begin, : seen // pool]
+            best = whole.sort(descending=True, stable=True).indices[: choice.most].sort().values
+            tokens = (best[:, None] * pool + torch.arange(pool)).flatten()
+            tokens = torch.cat((tokens, torch.arange(seen // pool * pool, seen)))
+            out[row, : len(tokens)] = tokens.int()
     return out
+
+
+@op(tolerance=2e-5)
+def pool_keys(
+    k: Tensor, gates: Tensor, bias: Tensor, slots: Tensor, cache: KVCache, paged: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    """Store keys k and gates [T, d] f32 side by side, and keys of pools of len(bias) tokens where rows have their last.
+
+    A pool's key is the mean of its tokens' keys, each number by itself, by the softmax over tokens of gate + bias; bias
+    [pool, d] f32. It lies in the place of the key of the pool's last token, which nothing else reads. What earlier
+    steps stored is read as the cache has it. `slots` [T] int64; `paged`: cu_q, context and block_tables, as in
+    `attention`.
+    """
+    cu_q, context, block_tables = paged
+    size, (pool, d) = cache.layout.block_size, bias.shape
+    _put(cache, slots, torch.cat((k, gates), 1))
+    for s in range(len(context)):
+        rows, length = int(cu_q[s + 1]) - int(cu_q[s]), int(context[s])
+        pools = torch.arange((length - rows) // pool, length // pool)
+        if not rows or not len(pools):
+            continue
+        positions = pools[:, None] * pool + torch.arange(pool)
+        places = block_tables[s].long()[positions // size] * size + positions % size
+        held = _keys(cache, places.flatten()).float().view(len(pools), pool, 2 * d)
+        own, gate = held.chunk(2, 2)
+        made = ((gate + bias.detach()).softmax(1) * own).sum(1)
+        _put(cache, places[:, -1], torch.cat((made, gate[:, -1]), 1))
 
 
 @op(tolerance=0.0)
@@ -147,6 +177,15 @@ def choose_pooled(
             tables[row, : len(places)] = blocks[places].int()
             contexts[row] = len(best) * sizes.size + rest
     return tables, contexts, torch.arange(len(q) + 1, dtype=torch.int32)
+
+
+def _put(cache: KVCache, slots: Tensor, keys: Tensor) -> None:
+    """Store keys [t, n] in `slots` [t]."""
+    if isinstance(cache, AutogradCache):
+        cache.put(slots, keys, keys[:, :0])
+    else:
+        size = cache.layout.block_size
+        cache.keys[slots // size, slots % size] = keys.to(torch_dtype(cache.layout.dtype))
 
 
 def _keys(cache: KVCache, slots: Tensor) -> Tensor:

@@ -39,7 +39,8 @@ def turned_latents(
     """What `latent_rope_and_cache` makes of q and kv, new; what it stores is stored."""
     rank, r = rank_of(cache), 2 * table.shape[2]
     queries = q.view(len(q), heads.count, q.shape[1] // heads.count)
-    q = torch.cat((queries[..., :-r], rotated(queries[..., -r:], positions, table)), -1).flatten(1)
+    still, turned = queries.tensor_split((queries.shape[2] - r,), 2)
+    q = torch.cat((still, rotated(turned, positions, table)), -1).flatten(1)
     latents = rmsnorm(kv[:, :rank], heads.norm, heads.eps)
     keys = rotated(kv[:, None, rank:], positions, table)[:, 0]
     write_latents(cache, slots, keys, latents)
@@ -91,7 +92,8 @@ def latent_attention(
     """
     rank, r, size = rank_of(cache), cache.layout.head_dim, cache.layout.block_size
     heads = latent.shape[1] // rank
-    queries = torch.cat((latent.view(len(q), heads, rank), q.view(len(q), heads, q.shape[1] // heads)[..., -r:]), -1)
+    width = q.shape[1] // heads
+    queries = torch.cat((latent.view(len(q), heads, rank), q.view(len(q), heads, width)[..., width - r :]), -1)
     out = torch.zeros(len(q), heads, rank)
     for s in range(len(context)):
         begin, end, length = int(cu_q[s]), int(cu_q[s + 1]), int(context[s])

@@ -21,6 +21,23 @@ def mix_streams(x: Tensor, m: Tensor, weight: Tensor, bias: Tensor, out: int) ->
     return (coefficients[..., None] * streams[:, None]).sum(2).flatten(1)
 
 
+@op(tolerance=4e-6, into="x")
+def sinkhorn_gates(x: Tensor, streams: int, turns: int, most: float, least: float) -> Tensor:
+    """Gates of hyper-connections (Xie et al. 2026, "mHC") from logits x [T, (2 + n) n] f32, in place, n = `streams`.
+
+    The first n are least + sigmoid(x), the next most * sigmoid(x). Behind these lie n rows of n: least + softmax(row),
+    whose columns, and then in `turns` - 1 turns rows and columns, are divided by their sums + least (Sinkhorn and Knopp
+    1967).
+    """
+    n = streams
+    comb = x[:, 2 * n :].view(len(x), n, n).softmax(-1) + least
+    comb = comb / (comb.sum(1, keepdim=True) + least)
+    for _ in range(turns - 1):
+        comb = comb / (comb.sum(2, keepdim=True) + least)
+        comb = comb / (comb.sum(1, keepdim=True) + least)
+    return torch.cat((x[:, :n].sigmoid() + least, most * x[:, n : 2 * n].sigmoid(), comb.flatten(1)), 1)
+
+
 @op(tolerance=2e-6, into="x")
 def match_lengths(x: Tensor, streams: int, least: float) -> Tensor:
     """x [T, streams * h] f32, in place: streams behind the first are scaled to its root mean square; their own counts

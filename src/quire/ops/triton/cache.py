@@ -99,7 +99,7 @@ def latent_rope_and_cache(
         kernels.latent_rope_kernel[(rows, cdiv(heads.count, together) + 1)](
             q, kv, positions, table, slots, cache.keys, cache.values, heads.norm, heads.eps, cache.keys.stride(0),
             cache.values.stride(0), heads.count, width // heads.count, R=r, RANK=rank, BRANK=next_power_of_2(rank),
-            HB=next_power_of_2(r // 2), SIZE=size, BH=together,
+            HB=next_power_of_2(max(r // 2, 1)), SIZE=size, BH=together,
         )  # fmt: skip
     return q
 

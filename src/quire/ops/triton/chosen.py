@@ -52,7 +52,8 @@ def attend_chosen(
             acc, ml, counts[part], latent, rotated, cache.keys, cache.values, cu_q, context, tables, chosen, factor,
             first, len(context), splits, latent.stride(0), rotated.stride(0), rotated.shape[1] // heads,
             tables.stride(0), cache.keys.stride(0), cache.values.stride(0), heads, most, BM=sizes["rows"],
-            TILE_HEADS=triton.cdiv(heads, tiles), **own, num_warps=sizes["warps"], num_stages=sizes["stages"],
+            TILE_HEADS=triton.cdiv(heads, tiles), POOL=reads.pool, **own,
+            num_warps=sizes["warps"], num_stages=sizes["stages"],
         )  # fmt: skip
         merged = sizes["merged_heads"]
         attention_kernels.merge_kernel[(count, triton.cdiv(heads, merged))](

@@ -32,10 +32,11 @@ def tile_of_chosen(first, queries, m, e, acc, kv, chosen, count, factor, D: tl.c
     latent, rotated = queries
     where = block * value_step + token % SIZE * D
     v, scale = rows_of_cache(values, values, where, where, inside, D, BD, DOT, PLAIN, True)
-    where = block * key_step + token % SIZE * R
-    k, _ = rows_of_cache(keys, keys, where, where, inside, R, rotated.shape[1], DOT, PLAIN, True)
     x = tl.dot(latent, tl.trans(v), input_precision="ieee")
-    x = tl.dot(rotated, tl.trans(k), x, input_precision="ieee")
+    if R > 0:
+        where = block * key_step + token % SIZE * R
+        k, _ = rows_of_cache(keys, keys, where, where, inside, R, rotated.shape[1], DOT, PLAIN, True)
+        x = tl.dot(rotated, tl.trans(k), x, input_precision="ieee")
     x = tl.where(inside[None, :], x, float("-inf"))
     return update(x, v, scale, m, e, acc, factor, DOT, PLAIN)
 
@@ -44,14 +45,14 @@ def tile_of_chosen(first, queries, m, e, acc, kv, chosen, count, factor, D: tl.c
 def chosen_kernel(part_acc, part_ml, counts, latent, rotated, keys, values, cu_q, context, tables, chosen, factor,
                   first, sequences, splits, row_step, rotated_step, rotated_width, table_step, key_step, value_step,
                   heads, most, D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr, TILE_HEADS: tl.constexpr,
-                  BM: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, SPLIT: tl.constexpr,
-                  DOT: tl.constexpr):  # fmt: skip
+                  BM: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, SPLIT: tl.constexpr, DOT: tl.constexpr,
+                  POOL: tl.constexpr):  # fmt: skip
     """Softmax and its sum over values of each row and split, and how many tokens each row reads, as `split_kernel` of
     sequences of one row gives them. Grid: (rows from `first` on, tiles of heads, splits)."""
     number, split = tl.program_id(0), tl.program_id(2)
     row = (first + number).to(tl.int64)
     s, seen = seen_by(row, cu_q, context, sequences)
-    count = tl.minimum(seen, most)
+    count = tl.minimum(seen, most // POOL * POOL + seen % POOL)
     if split == 0:
         tl.store(counts + number, count)
     index, d = tl.arange(0, BM), tl.arange(0, BD)

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from quire.ops.indexer import BlockIndexer, PooledIndexer, index_dim
+from quire.ops.indexer import BlockIndexer, Choice, PooledIndexer, index_dim, key_dim
 from quire.ops.layout import KVCache
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import impl
 from quire.ops.triton import indexer_kernels as kernels
 from quire.ops.triton import pooled_kernels as pooled
+from quire.ops.triton import pooled_key_kernels as pooled_keys
 from quire.ops.triton.attention import DOTS
 from quire.ops.triton.cache import heads_together, pairs_of
 from quire.ops.triton.checks import activations, tensor
@@ -51,26 +52,50 @@ def choose_tokens(
     cu_q: Tensor,
     context: Tensor,
     block_tables: Tensor,
-    most: int,
+    choice: Choice,
 ) -> Tensor:
-    d = _checked(cache)
+    held, d, pool = _checked(cache), key_dim(cache, choice), choice.pool
     rows, heads = activations(weights, "choose_tokens weights")
     activations(q, "choose_tokens q", rows, heads * d)
     sequences = _batch("choose_tokens", cu_q, context, block_tables)
-    out, span = gpu.empty(rows, most, dtype=I32), block_tables.shape[1] * cache.layout.block_size
+    span = max(1, block_tables.shape[1] * cache.layout.block_size // pool)
+    out = gpu.empty(rows, choice.width, dtype=I32)
     sizes, together = _sizes(gpu, cache, heads), rows_at_once(rows, span)
     scores = gpu.empty(together, span)
+    static = _static(cache, heads) | {"D": d, "BD": max(16, next_power_of_2(d)), "STEP": held, "POOL": pool}
     for first in range(0, rows, together):
         count, parts = min(together, rows - first), _parts(gpu, rows, cdiv(span, sizes["keys"]))
         kernels.token_scores_kernel[(count, parts)](
-            scores, q, weights, cache.keys, cu_q, context, block_tables, first, sequences, parts, most, span,
-            block_tables.stride(0), cache.keys.stride(0), BN=sizes["keys"], **_static(cache, heads),
+            scores, q, weights, cache.keys, cu_q, context, block_tables, first, sequences, parts, choice.most, span,
+            block_tables.stride(0), cache.keys.stride(0), BN=sizes["keys"], **static,
             num_warps=sizes["warps"], num_stages=sizes["stages"],
         )  # fmt: skip
         kernels.pick_tokens_kernel[(count,)](
-            out, scores, cu_q, context, first, sequences, most, span, BLOCK=sizes["block"]
-        )
+            out, scores, cu_q, context, first, sequences, choice.most, span, POOL=pool, BP=next_power_of_2(pool),
+            BLOCK=max(16, sizes["block"] // next_power_of_2(pool)),
+        )  # fmt: skip
     return out
+
+
+@impl("pool_keys", "triton")
+def pool_keys(
+    gpu: Gpu, k: Tensor, gates: Tensor, bias: Tensor, slots: Tensor, cache: KVCache, paged: tuple[Tensor, ...]
+) -> None:
+    held, (pool, d) = _checked(cache), tensor(bias, "pool_keys bias", F32, -1, -1).shape
+    rows, _ = activations(k, "pool_keys k", -1, d)
+    activations(gates, "pool_keys gates", rows, d)
+    tensor(slots, "pool_keys slots", I64, rows)
+    if held != 2 * d:
+        raise ValueError(f"pool_keys: the cache has {held} numbers of a token, not {d} of a key and {d} of its gates")
+    cu_q, context, block_tables = paged
+    sequences = _batch("pool_keys", cu_q, context, block_tables)
+    if rows:
+        size, step = cache.layout.block_size, cache.keys.stride(0)
+        pooled_keys.store_kernel[(rows,)](k, gates, slots, cache.keys, step, D=d, BD=next_power_of_2(d), SIZE=size)
+        pooled_keys.pool_kernel[(rows,)](
+            bias, cache.keys, cu_q, context, block_tables, sequences, block_tables.stride(0), step, D=d,
+            BD=next_power_of_2(d), SIZE=size, POOL=pool, BP=next_power_of_2(pool),
+        )  # fmt: skip
 
 
 @impl("choose_blocks", "triton")

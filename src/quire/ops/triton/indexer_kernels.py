@@ -65,13 +65,14 @@ def seen_by(row, cu_q, context, sequences):
 
 @triton.jit
 def products(x, keys, table, at, seen, block_step, D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr,
-             BN: tl.constexpr, DOT: tl.constexpr, WIDTH: tl.constexpr = 1):  # fmt: skip
+             BN: tl.constexpr, DOT: tl.constexpr, WIDTH: tl.constexpr = 1,
+             STEP: tl.constexpr = 0):  # fmt: skip
     """Queries x [BH, BD] times the keys of tokens at..at + BN, or of the last ones of blocks of WIDTH tokens, f32
-    [BH, BN]; 0 where none is `seen`."""
+    [BH, BN]; 0 where none is `seen`. A key is the first of STEP numbers that the cache has of a token, 0: of D."""
     place, d = at + tl.arange(0, BN), tl.arange(0, BD)
     inside, token = place < seen, place * WIDTH + WIDTH - 1
     block = tl.load(table + token // SIZE, mask=inside, other=0)
-    where = block.to(tl.int64) * block_step + token % SIZE * D
+    where = block.to(tl.int64) * block_step + token % SIZE * (STEP if STEP > 0 else D)
     k = tl.load(keys + where[:, None] + d[None, :], mask=inside[:, None] & (d < D)[None, :], other=0.0).to(DOT)
     return tl.dot(x, tl.trans(k), input_precision="ieee")
 
@@ -79,10 +80,12 @@ def products(x, keys, table, at, seen, block_step, D: tl.constexpr, BD: tl.const
 @triton.jit(do_not_specialize=["first", "sequences", "parts"])
 def token_scores_kernel(scores, q, weights, keys, cu_q, context, tables, first, sequences, parts, most, span,
                         table_step, block_step, HEADS: tl.constexpr, BH: tl.constexpr, D: tl.constexpr,
-                        BD: tl.constexpr, SIZE: tl.constexpr, BN: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
-    """Scores of the tokens up to each row's own, where these are more than `most`. Grid: (rows from `first` on, parts).
+                        BD: tl.constexpr, SIZE: tl.constexpr, BN: tl.constexpr, DOT: tl.constexpr,
+                        STEP: tl.constexpr, POOL: tl.constexpr):  # fmt: skip
+    """Scores of the pools of POOL tokens up to each row's own, where these are more than `most`. Grid: (rows from
+    `first` on, parts).
 
-    A program takes every `parts`-th tile of its row's tokens.
+    A program takes every `parts`-th tile of its row's pools. The cache has STEP numbers of a token.
     """
     row = (first + tl.program_id(0)).to(tl.int64)
     s, seen = seen_by(row, cu_q, context, sequences)
@@ -93,10 +96,11 @@ def token_scores_kernel(scores, q, weights, keys, cu_q, context, tables, first, 
     factor = tl.load(weights + row * HEADS + head, mask=real, other=0.0).to(tl.float32)
     table = tables + s.to(tl.int64) * table_step
     out = scores + tl.program_id(0).to(tl.int64) * span
+    seen = seen // POOL
     if seen <= most:
         seen = 0
     for begin in range(tl.program_id(1) * BN, seen, parts * BN):
-        found = products(x, keys, table, begin, seen, block_step, D, BD, SIZE, BN, DOT)
+        found = products(x, keys, table, begin, seen, block_step, D, BD, SIZE, BN, DOT, POOL, STEP)
         token = begin + tl.arange(0, BN)
         tl.store(out + token, tl.sum(tl.maximum(found, 0.0) * factor[:, None], 0), mask=token < seen)
 
@@ -172,22 +176,29 @@ def picked(scores, begin, count, last, left, equal, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["first", "sequences"])
-def pick_tokens_kernel(out, scores, cu_q, context, first, sequences, most, span, BLOCK: tl.constexpr):
-    """Positions of the best `most` tokens of each row, ascending, and -1 behind them. Grid: (rows from `first` on)."""
+def pick_tokens_kernel(out, scores, cu_q, context, first, sequences, most, span, POOL: tl.constexpr, BP: tl.constexpr,
+                       BLOCK: tl.constexpr):  # fmt: skip
+    """Positions of the tokens of the best `most` pools of each row and of those behind its last whole pool, ascending,
+    and -1 behind them. Grid: (rows from `first` on)."""
     row = (first + tl.program_id(0)).to(tl.int64)
     _, seen = seen_by(row, cu_q, context, sequences)
+    pools, width = seen // POOL, most * POOL + POOL - 1
     own = scores + tl.program_id(0).to(tl.int64) * span
-    chosen = out + row * most
-    last, left = last_picked(own, seen, most, BLOCK)
+    chosen = out + row * width
+    last, left = last_picked(own, pools, most, BLOCK)
     taken, equal = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
-    for begin in range(0, seen, BLOCK):
-        one, equal = picked(own, begin, seen, last, left, equal, BLOCK)
+    part = tl.arange(0, BP)
+    for begin in range(0, pools, BLOCK):
+        one, equal = picked(own, begin, pools, last, left, equal, BLOCK)
         place = taken + tl.cumsum(one.to(tl.int32), 0) - 1
-        tl.store(chosen + place, begin + tl.arange(0, BLOCK), mask=one)
+        at = (begin + tl.arange(0, BLOCK))[:, None] * POOL + part[None, :]
+        tl.store(chosen + place[:, None] * POOL + part[None, :], at, mask=one[:, None] & (part < POOL)[None, :])
         taken += tl.sum(one.to(tl.int32), 0)
-    for begin in range(0, most, BLOCK):
+    behind = seen - pools * POOL
+    tl.store(chosen + taken * POOL + part, pools * POOL + part, mask=part < behind)
+    for begin in range(0, width, BLOCK):
         at = begin + tl.arange(0, BLOCK)
-        tl.store(chosen + at, tl.full([BLOCK], -1, tl.int32), mask=(at >= taken) & (at < most))
+        tl.store(chosen + at, tl.full([BLOCK], -1, tl.int32), mask=(at >= taken * POOL + behind) & (at < width))
 
 
 @triton.jit(do_not_specialize=["first", "sequences", "rows"])

@@ -7,6 +7,7 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 
 from quire.ops.op import impl
+from quire.ops.reference import streams as definitions
 from quire.ops.triton import stream_kernels as kernels
 from quire.ops.triton.checks import activations, tensor
 from quire.ops.triton.gpu import Gpu
@@ -32,6 +33,11 @@ def mix_streams(gpu: Gpu, x: Tensor, m: Tensor, weight: Tensor, bias: Tensor, ou
             mixed, x, m, weight, bias, h, p, BP=next_power_of_2(p), BH=size, STREAMS=streams, OUT=out
         )
     return mixed
+
+
+@impl("sinkhorn_gates", "triton")
+def sinkhorn_gates(gpu: Gpu, x: Tensor, streams: int, turns: int, most: float, least: float) -> Tensor:
+    return x.copy_(definitions.sinkhorn_gates(x.float(), streams, turns, most, least))
 
 
 @impl("match_lengths", "triton")
