@@ -41,7 +41,7 @@ QWEN4 = FEW | {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
     "shared_expert_intermediate_size": 48, "hc_count": 3, "hc_lowrank": 32, "indexer_n_heads": 2,
     "indexer_kv_heads": 1, "indexer_head_dim": 32, "indexer_budget": 32, "indexer_compress_ratio": 16,
-    "output_gate_type": "sigmoid", "ple_layer_ids": [2], "ple_embed_dim": 128, "heads_per_ngram": 2,
+    "output_gate_type": "sigmoid", "ple_layer_ids": [2], "ple_embed_dim": 64, "heads_per_ngram": 2,
     "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
                         "mrope_section": [3, 3, 2], "mrope_interleaved": True}}  # fmt: skip
@@ -138,6 +138,7 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         "num_key_value_heads": 4, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "layer_group_size": 2,
         "num_hidden_layers": 4, "kda_lower_bound": -3.0}),
     "qwen4exp": ("qwen4_exp_text", QWEN4),
+    "qwen4exp one block": ("qwen4_exp_text", QWEN4 | {"indexer_budget": 16}),
     "qwen4exp no n-grams": ("qwen4_exp_text", QWEN4 | {"ple_layer_ids": []}),
     "step35": ("step3p5", STEP),
     "step35 scaled": ("step3p5", STEP | {"rope_parameters": STEP["rope_parameters"] | {FULL: {

@@ -17,6 +17,8 @@ NOT_READ = {
     "mellum": "its code turns layers with a window by the base of the others: see `mellum one base`",
     "minimax-m3": "its code attends to all blocks without flash attention, and with it rounds keys to f16 in layers "
     "that choose none: see `minimax-m3 all blocks` and `minimax-m3 sparse`",
+    "qwen4exp one block": "its code reads as many tokens as blocks and the longest tail have, so where a tail is "
+    "shorter also some of one block more",
     "gemma4 shared_keys": NO_BIASES,
     "gemma3n": RELEASES,
     "gemma3n sparse": RELEASES,

@@ -24,7 +24,7 @@ from peft_layouts import Layout
 from quire.model.build import Model
 from quire.model.net.decoder import Decoder
 from quire.ops.arrays import to_torch
-from sparse_variants import SPARSE
+from sparse_variants import SPARSE, WHOLE
 
 TARGETS = {
     "llama": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
@@ -44,6 +44,7 @@ TARGETS = {
     "hrm_text": ("self_attn.gate_proj", "k_proj", "o_proj", "up_proj", "down_proj"),
     "lfm3": ("g_proj", "in_proj", "v_proj"),
     "qwen3_5_text": ("q_proj", "o_proj", "in_proj_qkv", "in_proj_z"),
+    "qwen4_exp_text": ("q_proj", "k_proj", "o_proj", "in_proj_qkv", "in_proj_z"),
     "longcat_flash": ("o_proj", "gate_proj", "up_proj", "down_proj"),
     "dots3_note_text": ("o_proj", "g_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
     "step3p5": ("q_proj", "k_proj", "v_proj", "g_proj", "o_proj"),
@@ -58,7 +59,7 @@ FACTS = {"lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_mult
          "hrm_text": GATED_DENSE["hrm_text"][1],
          "longcat_flash": LATENT_VARIANTS["longcat_flash"][1], "step3p5": GATED["step3p5"][1],
          "dots3_note_text": SPARSE["dots3_note"][1],
-         "qwen3_5_text": VARIANTS["qwen3_5"][1],
+         "qwen3_5_text": VARIANTS["qwen3_5"][1], "qwen4_exp_text": WHOLE["qwen4_exp_short"][1],
          "gemma3n_text": GEMMAS["gemma3n"][1], "gemma4_text": GEMMAS["gemma4_small"][1]}  # fmt: skip
 """Of models whose usual ones have not all of these."""
 
