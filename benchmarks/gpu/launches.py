@@ -209,7 +209,7 @@ def attended(
 
 
 def latents(gpu: Gpu) -> Iterator[Launch]:
-    """DeepSeek's rank and a small one, in both types."""
+    """DeepSeek's rank and a small one, in both types, and such with a window."""
     for rank, heads, dtype in ((512, 16, BF16), (512, 128, BF16), (128, 16, BF16), (512, 16, F32), (128, 16, F32)):
         store = latent_cache(rank, dtype)
         for what, sequences, rows in (("decodes", 4, 4), ("a chunk", 2, 65)):
@@ -218,6 +218,12 @@ def latents(gpu: Gpu) -> Iterator[Launch]:
                 zeros(rows, heads * 192, dtype=dtype), store, ints(sequences + 1), ints(sequences),
                 ints(sequences, 512), LatentReads(0.1),
             )  # fmt: skip
+    for what, sequences, rows in (("decodes", 4, 4), ("a chunk", 2, 65)):
+        yield f"latents of 512 with a window, bf16, {what}", partial(
+            attention.latent_attention, gpu, zeros(rows, 64 * 512, dtype=BF16), zeros(rows, 64 * 192, dtype=BF16),
+            latent_cache(512, BF16), ints(sequences + 1), ints(sequences), ints(sequences, 512),
+            LatentReads(0.1, window=512),
+        )  # fmt: skip
 
 
 def indexers(gpu: Gpu) -> Iterator[Launch]:

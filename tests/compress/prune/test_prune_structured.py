@@ -208,7 +208,7 @@ def test_layers_whose_kinds_no_config_says(variant: str, tmp_path: Path) -> None
         drop_layers(tensors, config, list(range(1, read_spec(config, "config.json")[0].layers)))
 
 
-@pytest.mark.parametrize("variant", ["step3p5", "deepseek_v32", "axk2_kinds"])
+@pytest.mark.parametrize("variant", ["step3p5", "deepseek_v32", "axk2_kinds", "dots3_note", "dots3_note_kinds"])
 def test_limits_and_indexers_of_layers_go_with_them(variant: str, tmp_path: Path) -> None:
     check_layers(variant, tmp_path)
 

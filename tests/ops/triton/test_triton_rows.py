@@ -89,13 +89,13 @@ def test_a_bias_by_distance_needs_one_row_per_head() -> None:
             attend(case | {"spec": AttentionSpec(1.0, bias=torch.zeros(shape))})
 
 
-@pytest.mark.parametrize("sinks", [False, True])
-def test_a_row_of_latent_attention_does_not_depend_on_the_batch(sinks: bool) -> None:
+@pytest.mark.parametrize(("sinks", "window"), [(False, 0), (True, 0), (True, 33), (False, 550)])
+def test_a_row_of_latent_attention_does_not_depend_on_the_batch(sinks: bool, window: int) -> None:
     from op_cases.mla import latent_case
     from quire.ops.latents import LatentLayout
 
     rows = ((100, 700), (1, 600), (37, 37))
-    case = latent_case(generator(1), LatentLayout(16, 1, 8, BF16, rank=32), 4, 16, rows, sinks)
+    case = latent_case(generator(1), LatentLayout(16, 1, 8, BF16, rank=32), 4, 16, rows, sinks, window)
     whole = attend(case, "latent_attention")
     for s, first, last in parts_of(rows):
         begin, end = int(case["cu_q"][s]), int(case["cu_q"][s + 1])
