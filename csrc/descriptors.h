@@ -110,6 +110,22 @@ struct ScanDescriptor {
     float low, high;           // limits of time steps
 };
 
+// How the rows of a layer become entries, each of which stands for `every` tokens (src/quire/ops/entries.py).
+struct PoolDescriptor {
+    const float *bias, *norm;  // [every, series * d], [d]
+    const float* table;        // [positions, 2, half], cosines and sines
+    int64_t positions, half, every;
+    int64_t series;  // 2: a row has a part in the entry behind its own, too
+    float eps;       // of the norm
+};
+
+// How rows read the last tokens and entries before these.
+struct EntryReadsDescriptor {
+    const float* sinks;  // per head, or null
+    int64_t heads, window, every, most;  // every 0: there are no entries
+    float scale;
+};
+
 // How a router chooses experts (class Routing of src/quire/ops/experts.py).
 struct RoutingDescriptor {
     int64_t experts, top_k;

@@ -21,7 +21,7 @@ enum Numbers : int64_t { kNumbersF32, kNumbersBf16, kNumbersF16, kNumbers };
 enum Activation : int64_t { kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kActivations };
 
 // How a router's logits become scores of experts.
-enum RouterScore : int64_t { kSoftmax, kSigmoid, kSparseMixer, kLateSigmoid, kScores };
+enum RouterScore : int64_t { kSoftmax, kSigmoid, kSparseMixer, kLateSigmoid, kSqrtSoftplus, kScores };
 
 struct Fact {
     const char* name;
@@ -54,6 +54,7 @@ constexpr Fact kFacts[] = {
     {"score/sigmoid", kSigmoid},
     {"score/sparsemixer", kSparseMixer},
     {"score/late_sigmoid", kLateSigmoid},
+    {"score/sqrtsoftplus", kSqrtSoftplus},
 };
 
 }  // namespace quire

@@ -21,11 +21,17 @@ struct IndexCache : CacheDescriptor {
     char* key(int64_t block, int64_t offset) const { return keys + block * step + offset * d * width(); }
 };
 
-void check_index(const IndexCache& c) {
+// Blocks have whole keys, or whole blocks have one, where each stands for `every` tokens.
+void check_entries(const IndexCache& c, int64_t every) {
+    if (every > 1 && c.block_size % every && every % c.block_size) fail("index cache: a key is not that of whole blocks, nor blocks have whole ones");
+}
+
+void check_index(const IndexCache& c, int64_t every = 1) {
     if (c.d < 8 || c.d % 8 || c.d > kMostIndexDim) fail("index cache: keys must be of a multiple of 8 numbers up to 4096");
     if (c.format != kFormatF32 && c.format != kFormatBf16) fail("index cache: keys must be f32 or bf16");
     if (c.block_size < 1 || c.blocks < 1) fail("index cache: needs blocks");
-    if (c.step < c.block_size * c.d * c.width()) fail("index cache: blocks overlap");
+    const int64_t held = c.block_size > every ? c.block_size / every : 1;
+    if (c.step < held * c.d * c.width()) fail("index cache: blocks overlap");
 }
 
 // q [rows, heads * d], k [rows, d]: the first numbers of each head are rotated, of q in place; keys are stored.
@@ -58,8 +64,15 @@ struct IndexRows : BatchDescriptor {
     const float* q;  // [rows, heads * dim]
     IndexCache cache;
     int64_t heads, dim, pool = 1;
+    int64_t every = 1;  // tokens that a key stands for where the cache has no others, in the block of the last of them
     int64_t words() const { return dim * cache.width() / 4; }
     int64_t base(int64_t s) const { return context[s] - (cu_q[s + 1] - cu_q[s]); }
+    // Keys of the first `tokens` tokens, and where one lies.
+    int64_t seen(int64_t tokens) const { return tokens / (pool * every); }
+    const char* key(int64_t s, int64_t i) const {
+        const int64_t last = (i + 1) * pool * every - 1;
+        return cache.key(tables[s * max_blocks + last / cache.block_size], last % cache.block_size / every);
+    }
 };
 
 struct IndexCall : IndexRows {
@@ -96,11 +109,7 @@ QUIRE_INLINE void lay_keys(const IndexRows& c, IndexBuffers& b, int64_t sequence
     const int64_t words = c.words();
     for (int64_t i = 0; i < kLatentTile; ++i) {
         b.keys[i] = b.zeros;
-        if (start + i < end) {
-            const int64_t position = (start + i + 1) * c.pool - 1;
-            const int64_t block = c.tables[sequence * c.max_blocks + position / c.cache.block_size];
-            b.keys[i] = c.cache.key(block, position % c.cache.block_size);
-        }
+        if (start + i < end) b.keys[i] = c.key(sequence, start + i);
     }
     for (int64_t g = 0; g < kLatentTile / 16; ++g) lay_across(b.tile + g * words * 64, b.keys + g * 16, words);
 }
@@ -133,7 +142,7 @@ void index_scores(const IndexCall& c, IndexBuffers& b, const char* q, const floa
 template <bool kBf16>
 void index_task(const IndexCall& c, IndexBuffers& b, const IndexGroup& g, int64_t low) {
     const int64_t begin = c.cu_q[g.sequence], base = c.base(g.sequence), words = c.words();
-    const int64_t seen = (base + g.last) / c.pool, high = seen < low + kIndexSplit ? seen : low + kIndexSplit;
+    const int64_t seen = c.seen(base + g.last), high = seen < low + kIndexSplit ? seen : low + kIndexSplit;
     take_index_queries<kBf16>(c, b, begin + g.first, begin + g.last);
     for (int64_t start = low; start < high; start += kLatentTile) {
         lay_keys(c, b, g.sequence, start, high);
@@ -175,7 +184,7 @@ inline uint32_t threshold(const float* scores, int64_t n, int64_t most, int64_t*
 // out [width]: the positions of the pools with the highest scores, of more than may be chosen, and those behind the last pool up to
 // `position`, ascending; -1 behind them.
 inline void choose_highest(const IndexCall& c, int32_t* out, const float* scores, int64_t position) {
-    const int64_t n = (position + 1) / c.pool;
+    const int64_t n = c.seen(position + 1);
     int32_t* const end = out + c.width();
     int64_t equal = 0;
     const uint32_t least = threshold(scores, n, c.most, &equal);
@@ -185,7 +194,7 @@ inline void choose_highest(const IndexCall& c, int32_t* out, const float* scores
         if (x == least && --equal < 0) continue;
         for (int64_t j = i * c.pool; j < (i + 1) * c.pool; ++j) *out++ = static_cast<int32_t>(j);
     }
-    for (int64_t j = n * c.pool; j <= position; ++j) *out++ = static_cast<int32_t>(j);
+    for (int64_t j = n * c.pool; j < (position + 1) / c.every; ++j) *out++ = static_cast<int32_t>(j);
     while (out < end) *out++ = -1;
 }
 
@@ -194,17 +203,17 @@ template <class Visit>
 void for_index_groups(const IndexCall& c, const Visit& visit) {
     for (int64_t s = 0; s < c.sequences; ++s) {
         const int64_t count = c.cu_q[s + 1] - c.cu_q[s], base = c.base(s);
-        const int64_t few = (c.most + 1) * c.pool - 1 - base;  // rows that see no more pools than they may choose
+        const int64_t few = (c.most + 1) * c.pool * c.every - 1 - base;  // rows that see no more pools than they may choose
         int64_t first = few > 0 ? few : 0;
         for (; first < count; first += kIndexRows) {
             const int64_t last = first + kIndexRows < count ? first + kIndexRows : count;
-            visit(IndexGroup{s, first, last, ((base + last) / c.pool + kLatentTile - 1) / kLatentTile * kLatentTile, nullptr});
+            visit(IndexGroup{s, first, last, (c.seen(base + last) + kLatentTile - 1) / kLatentTile * kLatentTile, nullptr});
         }
     }
 }
 
 void check_index_batch(const IndexRows& c, int64_t rows) {
-    check_index(c.cache);
+    check_index(c.cache, c.every);
     if (c.heads < 1 || c.heads > kMostLatent) fail("indexer: needs heads");
     if (c.dim < 8 || c.dim % 8 || c.dim > c.cache.d || c.pool < 1) fail("indexer: keys of the cache are shorter than queries");
     if (c.cu_q[0] != 0 || c.cu_q[c.sequences] != rows) fail("indexer: cu_q must run from 0 to the number of rows");
@@ -225,9 +234,10 @@ void check_index_batch(const IndexRows& c, int64_t rows) {
 void choose_all(const IndexCall& c) {
     for (int64_t s = 0; s < c.sequences; ++s) {
         const int64_t count = c.cu_q[s + 1] - c.cu_q[s], base = c.base(s);
-        for (int64_t t = 0; t < count && (base + t + 1) / c.pool <= c.most; ++t) {
+        for (int64_t t = 0; t < count && c.seen(base + t + 1) <= c.most; ++t) {
             int32_t* out = c.out + (c.cu_q[s] + t) * c.width();
-            for (int64_t i = 0; i < c.width(); ++i) out[i] = i <= base + t ? static_cast<int32_t>(i) : -1;
+            const int64_t all = (base + t + 1) / c.every;
+            for (int64_t i = 0; i < c.width(); ++i) out[i] = i < all ? static_cast<int32_t>(i) : -1;
         }
     }
 }

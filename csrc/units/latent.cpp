@@ -1,5 +1,6 @@
 // Attention over a cache of latents (multi-head latent attention), and the indexer that chooses its tokens.
 #include "block_indexer.h"
+#include "entries.h"
 #include "indexer.h"
 #include "latent_attention.h"
 #include "latent_cache.h"
@@ -17,6 +18,9 @@ constexpr OpEntry kOps[] = {
     op_entry<&choose_blocks>("choose_blocks"),
     op_entry<&choose_pooled>("choose_pooled"),
     op_entry<&pool_keys>("pool_keys"),
+    op_entry<&pool_entries>("pool_entries"),
+    op_entry<&choose_entries>("choose_entries"),
+    op_entry<&entry_attention>("entry_attention"),
 };
 extern const OpList kLatentOps;
 const OpList kLatentOps = list_of(kOps);

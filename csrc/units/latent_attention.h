@@ -14,8 +14,27 @@
 namespace quire::QUIRE_UNIT {
 namespace {
 
+// Where what is start..start + 64 in the list of a row with entries lies; zeros past `end`. Entries are their own keys.
+inline void locate_entries(const LatentCall& c, LatentBuffers& b, const LatentTask& t, int64_t start, int64_t end) {
+    const int64_t row = c.cu_q[t.sequence] + t.first, position = c.context[t.sequence] - c.cu_q[t.sequence + 1] + row;
+    const int64_t before = c.entries_seen(position), first = position + 1 - c.tokens_seen(position);
+    for (int64_t i = 0; i < kLatentTile; ++i) {
+        b.keys[i] = b.values[i] = b.zeros;
+        const int64_t at = start + i;
+        if (at >= end) continue;
+        if (at < before) {
+            const int64_t last = c.every * ((c.chosen ? c.chosen[row * c.most + at] : at) + 1) - 1, size = c.entries.block_size;
+            b.values[i] = c.entries.latent(c.entry_tables[t.sequence * c.entry_blocks + last / size], last % size / c.every);
+        } else {
+            const int64_t token = first + at - before, size = c.cache.block_size;
+            b.values[i] = c.cache.latent(c.tables[t.sequence * c.max_blocks + token / size], token % size);
+        }
+    }
+}
+
 // Where the tokens start..start + 64 lie; zeros before `from`, whose blocks may be others' by now, and past `end`.
 inline void locate_latents(const LatentCall& c, LatentBuffers& b, const LatentTask& t, int64_t start, int64_t from, int64_t end) {
+    if (c.recent) return locate_entries(c, b, t, start, end);
     const LatentCache& cache = c.cache;
     const int32_t* chosen = c.chosen ? c.chosen + (c.cu_q[t.sequence] + t.first) * c.most : nullptr;
     for (int64_t i = 0; i < kLatentTile; ++i) {
@@ -210,7 +229,7 @@ void check_latent_batch(const LatentCall& c, int64_t rows) {
 
 template <class Visit>
 void for_latent_tasks(const LatentCall& c, const Visit& visit) {
-    const int64_t together = c.heads < kLatentRows ? c.heads : kLatentRows, tokens = c.chosen ? 1 : kLatentRows / together;
+    const int64_t together = c.heads < kLatentRows ? c.heads : kLatentRows, tokens = c.chosen || c.recent ? 1 : kLatentRows / together;
     for (int64_t s = 0; s < c.sequences; ++s) {
         const int64_t count = c.cu_q[s + 1] - c.cu_q[s], base = c.context[s] - count;
         for (int64_t first = 0; first < count; first += tokens) {

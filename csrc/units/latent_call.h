@@ -20,6 +20,17 @@ struct LatentCall : BatchDescriptor {
     const float* sinks;  // [heads]: scores without latents, or null
     int64_t window;      // as of AttentionDescriptor; 0 with `chosen`
     int64_t pool;        // tokens that are chosen together
+    // With `recent` a row sees so many of the last tokens, and before these in its list entries of `every` tokens each (0: there are none),
+    // all or those of `chosen`: what lies in `entries`, whose blocks have tables of their own.
+    int64_t recent = 0, every = 0;
+    LatentCache entries{};
+    const int32_t* entry_tables = nullptr;
+    int64_t entry_blocks = 0;  // of a table
+    int64_t entries_seen(int64_t position) const {
+        const int64_t all = every ? (position + 1) / every : 0;
+        return chosen && all > most ? most : all;
+    }
+    int64_t tokens_seen(int64_t position) const { return position + 1 < recent ? position + 1 : recent; }
     // The first of the tokens that the row at `position` sees.
     int64_t first(int64_t position) const {
         if (window < 0) return position / -window * -window;
@@ -28,6 +39,7 @@ struct LatentCall : BatchDescriptor {
     // Tokens that the row at `position` sees; with `chosen` the first of its positions: whole pools, and those behind the last.
     int64_t seen(int64_t position) const {
         const int64_t all = position + 1;
+        if (recent) return entries_seen(position) + tokens_seen(position);
         if (!chosen) return all;
         const int64_t some = most / pool * pool + all % pool;
         return all > some ? some : all;

@@ -13,6 +13,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&grouped_linear>("grouped_linear"),
     op_entry<&expert_mlp>("expert_mlp"),
     op_entry<&route>("route"),
+    op_entry<&route_by_token>("route_by_token"),
     op_entry<&scale_choices>("scale_choices"),
     op_entry<&combine>("combine"),
     op_entry<&clamped_swiglu>("clamped_swiglu"),

@@ -53,6 +53,8 @@ inline void sparsemixer(const RoutingDescriptor& c, int32_t* ids, float* weights
     }
 }
 
+inline float sqrt_softplus(float x) { return __builtin_sqrtf(x > 20.0f ? x : std::log1p(std::exp(x))); }
+
 inline void route_row(const RoutingDescriptor& c, int32_t* ids, float* weights, float* scores, const float* logits, const float* bias) {
     if (c.score == kSparseMixer) return sparsemixer(c, ids, weights, logits);
     if (c.score == kSoftmax) {
@@ -60,6 +62,8 @@ inline void route_row(const RoutingDescriptor& c, int32_t* ids, float* weights, 
         for (int64_t e = 1; e < c.experts; ++e) most = logits[e] > most ? logits[e] : most;
         for (int64_t e = 0; e < c.experts; ++e) sum += scores[e] = std::exp(logits[e] - most);
         for (int64_t e = 0; e < c.experts; ++e) scores[e] /= sum;
+    } else if (c.score == kSqrtSoftplus) {
+        for (int64_t e = 0; e < c.experts; ++e) scores[e] = sqrt_softplus(logits[e]);
     } else {
         for (int64_t e = 0; e < c.experts; ++e) scores[e] = 1.0f / (1.0f + std::exp(-logits[e]));
     }
@@ -95,6 +99,29 @@ void route(int32_t* ids, float* weights, float* scratch, const float* logits, Op
         for (int64_t r = begin; r < end; ++r)
             route_row(c, ids + r * c.top_k, weights + r * c.top_k, scratch + r * 2 * c.experts, logits + r * c.experts, bias.ptr);
     });
+}
+
+// The experts of a row are those that table [tokens, top_k] has of its token; scores weigh them alone.
+void route_by_token(int32_t* ids, float* weights, const float* logits, const int32_t* tokens, const int32_t* table, const RoutingDescriptor* routing,
+                    int64_t rows, int64_t known) {
+    const RoutingDescriptor c = *routing;
+    if (c.experts < 1 || c.top_k < 1 || (c.score != kSigmoid && c.score != kSqrtSoftplus)) fail("route_by_token: needs experts that are scored each by itself");
+    for (int64_t r = 0; r < rows; ++r)
+        if (tokens[r] < 0 || tokens[r] >= known) fail("route_by_token: a token lies outside the table");
+    for (int64_t r = 0; r < rows; ++r) {
+        float sum = 0.0f;
+        for (int64_t i = 0; i < c.top_k; ++i) {
+            const int32_t expert = table[tokens[r] * c.top_k + i];
+            if (expert < 0 || expert >= c.experts) fail("route_by_token: there is no such expert");
+            const float logit = logits[r * c.experts + expert];
+            ids[r * c.top_k + i] = expert;
+            sum += weights[r * c.top_k + i] = c.score == kSigmoid ? 1.0f / (1.0f + std::exp(-logit)) : sqrt_softplus(logit);
+        }
+        for (int64_t i = 0; i < c.top_k; ++i) {
+            float& weight = weights[r * c.top_k + i];
+            weight = (c.renormalize ? weight / (sum + kLeastSum) : weight) * c.scale;
+        }
+    }
 }
 
 // out [pairs] = weights of the experts `ids`, each times its expert's of scales [experts].

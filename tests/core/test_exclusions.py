@@ -123,6 +123,7 @@ FOLDERS: dict[f.Feature, Callable[[Path], object]] = {
     f.ENCODER: lambda path: write(path, "t5"),
     f.LATENTS: lambda path: write(path, TINY["latents"][0], **TINY["latents"][1]),
     f.BLOCK_INDEXERS: lambda path: write(path, TINY["block indexers"][0], **TINY["block indexers"][1]),
+    f.ENTRIES: lambda path: write(path, TINY["entries"][0], **TINY["entries"][1]),
     f.SHARED_INDEXERS: lambda path: write(path, TINY["shared indexers"][0], **TINY["shared indexers"][1]),
     f.CONVOLUTIONS: lambda path: write(path, TINY["convolutions"][0], **TINY["convolutions"][1]),
     f.STATES: lambda path: write(path, MIXTURES["minimax"][0], **MIXTURES["minimax"][1]),

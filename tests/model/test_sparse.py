@@ -14,15 +14,15 @@ from paged_model import ops as ops
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import describe
 from quire.ops.backend import Ops
-from sparse_variants import BLOCK_SPARSE, DENSE, POOLED, SPARSE
+from sparse_variants import BLOCK_SPARSE, DENSE, ENTRIES, POOLED, SPARSE
 
 __all__ = ["ops"]
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("variant", SPARSE | DENSE)
+@pytest.mark.parametrize("variant", SPARSE | DENSE | ENTRIES)
 def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path: Path) -> None:
-    family, facts = (SPARSE | DENSE)[variant]
+    family, facts = (SPARSE | DENSE | ENTRIES)[variant]
     oracle = write(tmp_path, family, **facts)
     sequences = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
     want = [logits(oracle, s) for s in sequences]
@@ -72,11 +72,13 @@ def test_logits_of_blocks_with_a_key_each_equal_transformers_however_cut(
         load(tmp_path, ops, block_size=16)
 
 
-@pytest.mark.parametrize("variant", SPARSE | BLOCK_SPARSE | POOLED)
+@pytest.mark.parametrize("variant", SPARSE | BLOCK_SPARSE | POOLED | ENTRIES)
 def test_all_parameters_are_known(variant: str, tmp_path: Path) -> None:
-    family, facts = (SPARSE | BLOCK_SPARSE | POOLED)[variant]
+    family, facts = (SPARSE | BLOCK_SPARSE | POOLED | ENTRIES)[variant]
     oracle = write(tmp_path, family, **facts)
-    numbers = sum(p.numel() for p in oracle.state_dict().values() if p.is_floating_point())
+    numbers = sum(
+        p.numel() for name, p in oracle.state_dict().items() if p.is_floating_point() or name.endswith("tid2eid")
+    )
     tied = oracle.lm_head.weight.numel() if facts.get("tie_word_embeddings") else 0
     assert describe(str(tmp_path)).parameters == numbers - tied
 

@@ -16,7 +16,7 @@ from quire.engine.local import LocalEngine
 from speculation_methods import METHODS, TINY, requests_of
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
-MODELS = ("indexers", "shared indexers", "block indexers", "pooled indexers")
+MODELS = ("indexers", "shared indexers", "block indexers", "pooled indexers", "entries")
 
 
 def write_model(folder: Path, name: str, dtype: torch.dtype = torch.bfloat16) -> str:

@@ -21,6 +21,7 @@ from quire.ops.autograd_cache import AutogradCache
 from quire.ops.backend import Ops
 from quire.ops.convolution import Convolution, RowLayout
 from quire.ops.differentiable import MatrixSite, differentiable
+from quire.ops.entries import EntryLayout
 from quire.ops.experts import Grouped
 from quire.ops.indexer import IndexLayout
 from quire.ops.latents import LatentLayout
@@ -33,13 +34,13 @@ from quire.ops.weights import Packed, Weight, plain_packed
 TOLERANCE = 1e-5
 OPS = ("activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "causal_conv",
        "choose_blocks", "choose_pooled", "choose_tokens", "clamped_swiglu", "clip", "combine", "delta_rule",
-       "embedding", "expert_mlp", "gate_values",
+       "embedding", "entry_attention", "expert_mlp", "gate_values",
        "gated_activation", "gated_mlp", "gated_rmsnorm", "grouped_linear", "head_linear",
        "index_rope_and_cache", "join_columns", "latent_attention", "latent_rope_and_cache",
        "layernorm", "linear", "lora", "lora_expand", "lora_scale", "match_lengths", "mix_streams", "ngram_rows",
        "norm_spans", "pick_rows", "place_columns",
-       "plain_mlp", "pool_keys", "rmsnorm", "rope_and_cache", "rope_queries", "route", "scale", "scale_by_sigmoid",
-       "scale_by_softplus",
+       "plain_mlp", "pool_entries", "pool_keys", "rmsnorm", "rope_and_cache", "rope_queries", "route",
+       "route_by_token", "scale", "scale_by_sigmoid", "scale_by_softplus",
        "scale_choices", "scale_columns", "scale_rows", "sinkhorn_gates", "softcap", "sparse_gate",
        "sort_by_expert", "ssm_scan", "take_columns", "take_rows", "xielu")  # fmt: skip
 """What decoders, encoders, experts, latents and adapters call."""
@@ -65,6 +66,9 @@ def held(cache: KVCache) -> AutogradCache:
     """The same rows, each in its slot."""
     made, size = AutogradCache.of(cache.layout), cache.layout.block_size
     slots = torch.arange(len(cache.keys) * size)
+    if isinstance(cache.layout, EntryLayout):
+        ends = torch.arange(1, cache.layout.entries + 1) * min(cache.layout.every, size) - 1
+        slots = (torch.arange(len(cache.keys))[:, None] * size + ends).flatten()
     if isinstance(cache.layout, IndexLayout):
         made.put(slots, cache.keys.flatten(0, 1).float(), torch.empty(len(slots), 0))
     elif isinstance(cache.layout, LatentLayout):

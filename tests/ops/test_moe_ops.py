@@ -46,6 +46,7 @@ def test_equals_the_reference(name: str, isa: str) -> None:
 def test_the_cases_cover_every_op() -> None:
     assert set(OPS) == {
         "route",
+        "route_by_token",
         "scale_choices",
         "sort_by_expert",
         "grouped_linear",

@@ -107,6 +107,9 @@ def random_model(model_type: str, seed: int = 0, **facts: Any) -> PreTrainedMode
         for name, buffer in model.named_buffers():
             if name.endswith(("expert_bias", "e_score_correction_bias")):
                 buffer.copy_(torch.randn_like(buffer) * 0.3)
+            if name.endswith("tid2eid"):
+                experts = model.config.n_routed_experts
+                buffer.copy_(torch.rand(len(buffer), experts).argsort(1)[:, : buffer.shape[1]])
             if name.endswith("layer_scalar"):
                 buffer.copy_(torch.rand_like(buffer) + 0.4)
     return model
@@ -222,6 +225,9 @@ MODEL_OPS = {
     "choose_pooled",
     "ngram_rows",
     "gate_values",
+    "pool_entries",
+    "entry_attention",
+    "route_by_token",
     "delta_rule",
     "ssm_scan",
     "gated_rmsnorm",

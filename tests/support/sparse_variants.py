@@ -85,6 +85,22 @@ POOLED: dict[str, tuple[str, dict[str, Any]]] = {
         "indexer_budget": 6, "indexer_compress_ratio": 2, "linear_conv_kernel_dim": 3}),
 }  # fmt: skip
 """Attention to blocks by one key for each, gated residuals, and embeddings of n-grams."""
+KINDS = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
+DEEPSEEK_V4 = {"head_dim": 32, "num_key_value_heads": 1, "q_lora_rank": 32, "o_groups": 2, "o_lora_rank": 20,
+               "sliding_window": 5, "index_n_heads": 8, "index_head_dim": 16, "index_topk": 2, "n_routed_experts": 8,
+               "num_experts_per_tok": 3, "moe_intermediate_size": 40, "partial_rotary_factor": 0.25,
+               "num_hidden_layers": 4, "layer_types": [KINDS[0], KINDS[1], KINDS[2], KINDS[1]],
+               "compress_rates": {KINDS[1]: 2, KINDS[2]: 8}, "mlp_layer_types": ["hash_moe", "moe", "hash_moe", "moe"],
+               "swiglu_limit": 0.25}  # fmt: skip
+ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v4": ("deepseek_v4", DEEPSEEK_V4),
+    "deepseek_v4_kinds": (
+        "deepseek_v4",
+        DEEPSEEK_V4 | {"compress_rates": {KINDS[1]: 4, KINDS[2]: 4}, "hc_mult": 2, "hc_sinkhorn_iters": 3,
+                       "hc_eps": 1e-3, "num_hidden_layers": 3, "layer_types": [KINDS[2], KINDS[1], KINDS[1]],
+                       "mlp_layer_types": ["moe", "moe", "hash_moe"], "rope_parameters": YARN},
+    ),
+}  # fmt: skip
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32_short": ("deepseek_v32", SIZES | LATENT_GROUPS),
     "glm_moe_dsa_short": ("glm_moe_dsa", SIZES),

@@ -93,6 +93,13 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "indexer_budget": 32, "indexer_compress_ratio": 16, "ple_layer_ids": [3], "ple_embed_dim": 32,
         "heads_per_ngram": 2, "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8,
         "split_ngram_parts": 2}),
+    "entries": ("deepseek_v4", {
+        "head_dim": 32, "num_key_value_heads": 1, "q_lora_rank": 32, "o_groups": 2, "o_lora_rank": 16,
+        "sliding_window": 12, "index_n_heads": 8, "index_head_dim": 16, "index_topk": 4, "n_routed_experts": 8,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 32, "partial_rotary_factor": 0.25,
+        "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 32},
+        "mlp_layer_types": ["hash_moe", "moe", "moe"]}),
     "shared indexers": ("glm_moe_dsa", INDEXED | {
         "num_hidden_layers": 4, "indexer_types": ["full", "shared", "shared", "full"]}),
 }  # fmt: skip

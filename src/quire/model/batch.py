@@ -26,7 +26,8 @@ class Batch:
 
     With an encoder, all of these are of the decoder's part of the sequences. `cross`: the rows as cross attention sees
     them, each a sequence of one, with the context and the blocks of its encoder's part. `states`: where layers have
-    recurrent states. `inputs` [T, layers * width] f32: what layers are given of each token beside the stream; a decoder
+    recurrent states. `lasting_tables` [S, max_blocks] int32: block tables of what stays of a layer with a window, where
+    these are others. `inputs` [T, layers * width] f32: what layers are given of each token beside the stream; a decoder
     whose layers are makes it.
     """
 
@@ -41,6 +42,7 @@ class Batch:
     cross: Batch | None = None
     states: StateBatch | None = None
     inputs: Array | None = None
+    lasting_tables: Array | None = None
 
 
 class Forward(Protocol):

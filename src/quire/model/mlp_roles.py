@@ -64,7 +64,19 @@ ROLES = {
         for name in ("positive", "negative", "beta", "eps")
     },
     "router": Role("dense", lambda s: (s.moe.choices, s.hidden), where=_sparse),
-    "router_bias": Role("vector", lambda s: (s.moe.choices,), where=_sparse, optional=True),
+    "router_bias": Role(
+        "vector",
+        lambda s: (s.moe.choices,),
+        where=lambda s, i: _sparse(s, i) and not s.moe.chosen_by_token(i),
+        optional=True,
+    ),
+    "token_experts": Role(
+        "vector",
+        lambda s: (s.vocab_size, s.moe.routing.top_k),
+        where=lambda s, i: s.moe.chosen_by_token(i),
+        optional=True,
+        integers=True,
+    ),
     "expert_enter": Role("linear", lambda s: (s.moe.latent, s.hidden), where=_with_latent),
     "expert_leave": Role("linear", lambda s: (s.hidden, s.moe.latent), where=_with_latent),
     "expert_gate": _expert(True),

@@ -24,7 +24,7 @@ class Role:
     the format), "table" (rows looked up, never quantized) or "vector". `layer`: there is one per layer, of the encoder
     if it is `encoder`, or `experts`: per layer and expert, in the layers `where` says. `wide`: never quantized at load.
     `optional`: some families lack it, but who has it has its `partner` too. `spread`: how units are, over ranks.
-    `biased`: a vector that may have a bias beside it.
+    `biased`: a vector that may have a bias beside it. `integers`: a table of whole numbers.
     """
 
     kind: str
@@ -40,6 +40,7 @@ class Role:
     encoder: bool = False
     spread: str = EVEN
     biased: bool = False
+    integers: bool = False
 
     def layers(self, spec: ModelSpec) -> Sequence[int]:
         """The layers of the stack it belongs to, those with weights of their own."""

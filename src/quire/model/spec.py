@@ -18,6 +18,7 @@ from quire.model.latent_sizes import MLA as MLA
 from quire.model.latent_sizes import NO_LATENTS
 from quire.model.layer_sizes import NO_INPUTS, NO_NGRAMS, ONE_STREAM, LayerInputs, LayerSizes, Ngrams, Streams
 from quire.model.tower_sizes import NO_CONNECTOR, NO_TOWER, Connector, Patches
+from quire.ops.entries import NO_ENTRIES, EntrySizes
 from quire.ops.indexer import NO_BLOCK_INDEXER, NO_POOLED_INDEXER, BlockIndexer, PooledIndexer
 
 ATTENTION, CONVOLUTION, DELTA, SCAN, CHANNEL_SCAN, MLP = "attention", "conv", "delta", "scan", "channel scan", "mlp"
@@ -224,6 +225,7 @@ class ModelSpec:
     mla: MLA = NO_LATENTS
     blocks: BlockIndexer = NO_BLOCK_INDEXER
     pooled: PooledIndexer = NO_POOLED_INDEXER
+    entries: EntrySizes = NO_ENTRIES
     conv: ConvSizes = ConvSizes()
     delta: DeltaSizes = NO_DELTA
     scan: ScanSizes = ScanSizes()

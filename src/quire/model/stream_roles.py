@@ -3,7 +3,7 @@ embeddings, several streams, Laurel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from quire.model.role import Role
@@ -18,7 +18,7 @@ def _connections(spec: ModelSpec) -> int:
 
 def _matrix(rows: str, columns: str) -> Role:
     """A small matrix of a layer, kept as f32."""
-    sizes = {
+    sizes: dict[str, Callable[[ModelSpec], int]] = {
         "n": lambda s: s.streams.count,
         "2n": _connections,
         "nn": lambda s: s.streams.count**2,

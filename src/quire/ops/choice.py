@@ -25,19 +25,19 @@ log = logging.getLogger(__name__)
 OPS = (
     "activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "attention_states",
     "cache_rows", "causal_conv", "choose_blocks", "choose_pooled", "choose_tokens", "clamped_swiglu", "clip",
-    "combine", "copy_blocks", "delta_rule", "embedding", "expert_mlp", "fold_states", "gate_values",
-    "gated_activation", "gated_mlp", "gated_rmsnorm", "grouped_linear", "head_linear", "index_rope_and_cache",
-    "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm", "linear", "lora", "lora_expand",
-    "lora_scale", "match_lengths", "mix_streams", "move_slots", "ngram_rows", "norm_spans", "penalize", "pick_rows",
-    "place_columns", "plain_mlp", "pool_keys", "rmsnorm", "rope_and_cache", "rope_queries", "route", "sample", "scale",
-    "scale_by_sigmoid", "scale_by_softplus", "scale_choices", "scale_columns", "scale_rows", "softcap",
-    "sinkhorn_gates", "sort_by_expert", "sparse_gate", "ssm_scan", "take_columns", "take_rows", "top_logprobs",
-    "whole_attention", "xielu", "zero_blocks",
+    "combine", "copy_blocks", "delta_rule", "embedding", "entry_attention", "expert_mlp", "fold_states",
+    "gate_values", "gated_activation", "gated_mlp", "gated_rmsnorm", "grouped_linear", "head_linear",
+    "index_rope_and_cache", "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm", "linear",
+    "lora", "lora_expand", "lora_scale", "match_lengths", "mix_streams", "move_slots", "ngram_rows", "norm_spans",
+    "penalize", "pick_rows", "place_columns", "plain_mlp", "pool_entries", "pool_keys", "rmsnorm", "rope_and_cache",
+    "rope_queries", "route", "route_by_token", "sample", "scale", "scale_by_sigmoid", "scale_by_softplus",
+    "scale_choices", "scale_columns", "scale_rows", "sinkhorn_gates", "softcap", "sort_by_expert", "sparse_gate",
+    "ssm_scan", "take_columns", "take_rows", "top_logprobs", "whole_attention", "xielu", "zero_blocks",
 )  # fmt: skip
 """Every op. Each backend implements all of them but those of `HOST`, which a test holds."""
-HOST = ("attention_states", "cache_rows", "fold_states", "whole_attention")
-"""Ops of the reference and of the CPU alone: what spreads a sequence over processes, and attention without a mask,
-which is torch's on GPUs."""
+HOST = ("attention_states", "cache_rows", "entry_attention", "fold_states", "pool_entries", "whole_attention")
+"""Ops of the reference and of the CPU alone: what spreads a sequence over processes, entries, and attention without a
+mask, which is torch's on GPUs."""
 READ_WEIGHTS = ("linear", "gated_mlp", "plain_mlp", "grouped_linear", "expert_mlp", "head_linear")
 """Ops that read packed weights."""
 DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/kfd", "/dev/dxg")

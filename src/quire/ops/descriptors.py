@@ -114,6 +114,18 @@ class ScanDescriptor(Descriptor):
     ]
 
 
+class PoolDescriptor(Descriptor):
+    """How the rows of a layer become entries."""
+
+    _fields_ = [*words("bias", "norm", "table", "positions", "half", "every", "series"), ("eps", c_float)]
+
+
+class EntryReadsDescriptor(Descriptor):
+    """How rows read the last tokens and entries before these."""
+
+    _fields_ = [*words("sinks", "heads", "window", "every", "most"), ("scale", c_float)]
+
+
 class RoutingDescriptor(Descriptor):
     """How a router chooses experts."""
 

@@ -15,7 +15,7 @@ from quire.ops.weights import Packed
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 """The names that config.json files give them."""
-SCORES = ("softmax", "sigmoid", "sparsemixer", "late_sigmoid")
+SCORES = ("softmax", "sigmoid", "sparsemixer", "late_sigmoid", "sqrtsoftplus")
 """How logits become scores."""
 
 
@@ -23,12 +23,12 @@ SCORES = ("softmax", "sigmoid", "sparsemixer", "late_sigmoid")
 class Routing:
     """How a router chooses `top_k` of `experts` and weighs them.
 
-    `score`: "softmax" over all experts, "sigmoid" of each, "late_sigmoid" (of those that their logits choose), or
-    "sparsemixer" (Phi-3.5-MoE, Liu et al. 2023: two experts, each weighed by a softmax over the logits within
-    2 * `jitter` of the best of those left). `renormalize`: weights of
-    the chosen sum to 1 (a softmax over their logits alone is the same). `scale` multiplies weights. `groups` > 1:
-    experts in equal groups, of which those with the `top_groups` largest sums of their best `group_best` scores take
-    part (DeepSeek-V2 and V3).
+    `score`: "softmax" over all experts, "sigmoid" of each, "late_sigmoid" (of those that their logits choose),
+    "sqrtsoftplus" (of each the root of its softplus, DeepSeek V4), or "sparsemixer" (Phi-3.5-MoE, Liu et al. 2023: two
+    experts, each weighed by a softmax over the logits within 2 * `jitter` of the best of those left). `renormalize`:
+    weights of the chosen sum to 1 (a softmax over their logits alone is the same). `scale` multiplies weights. `groups`
+    > 1: experts in equal groups, of which those with the `top_groups` largest sums of their best `group_best` scores
+    take part (DeepSeek-V2 and V3).
     """
 
     experts: int

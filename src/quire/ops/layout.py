@@ -70,6 +70,11 @@ class KVLayout:
         return True
 
     @property
+    def stays(self) -> bool:
+        """Whether it is read however far back it lies, whatever the window of its layer."""
+        return False
+
+    @property
     def element(self) -> Dtype:
         """Dtype of the arrays that hold the caches."""
         return U8 if self.scaled else self.dtype

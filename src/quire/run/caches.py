@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from quire.model.batch import Batch
 from quire.model.build import Model
-from quire.model.mixers.layer_mixers import kept_by_layer
+from quire.model.mixers.layer_mixers import in_tables, kept_by_layer, lasting_of
 from quire.model.mixers.mixer import LayerCacheSpec
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
@@ -85,28 +87,33 @@ class Caches:
         self._lanes, self._lane = kv.sizes.holders, models[0].place.along("context")
         spare = int(ops.pads)
         layouts = [layout for model in models for layout in model.layouts]
-        homes: list[tuple[Home, int]] = []
+        homes: list[tuple[Home, Home]] = []
+        held: dict[Home, CacheLayout] = {}
         self._parts: list[range] = []
         first = 0
         for model in models:
             had = len(homes)
             sources = [first + model.spec.kv_layer(i) for i in model.own]
-            homes += [(kv.groups.home(source) if layouts[source] else NOWHERE, source) for source in sources]
+            for source in sources:
+                numbers = zip((source, lasting_of(source)), in_tables(layouts[source]), strict=True)
+                own, lasting = ((kv.groups.home(n) if parts else NOWHERE, parts) for n, parts in numbers)
+                homes.append((own[0], lasting[0]))
+                held |= {home: parts for home, parts in (own, lasting) if home != NOWHERE}
             self._parts.append(range(had, len(homes)))
             first += model.spec.layers
-        held = {home: layouts[layer] for home, layer in homes if home != NOWHERE}
         self.blocks = kv.blocks // self._lanes + spare
         self.own, kept = _allocated(ops, kv, held, self.blocks)
         parts = {id(part) for cache in kept.values() for part in cache}
         self._kept = None if parts <= set(map(id, self.own)) else kept
-        self.of_layer = [kept.get(home, ()) for home, _ in homes]
+        self.of_layer = [kept.get(own, ()) + kept.get(lasting, ()) for own, lasting in homes]
         states = [state for model in models for state in model.own_states]
         self.states: list[Array] = []
         for i, layout in enumerate(states):
             if layout is not None:
                 self.states.append(ops.zeros(layout.shape(kv.states.slots)))
                 self.of_layer[i] = with_states(self.of_layer[i], self.states[-1])
-        self.group_of = [group for (group, _), _ in homes]
+        self.group_of = [own[0] for own, _ in homes]
+        self._lasting_of = [own[0] if lasting == NOWHERE else lasting[0] for own, lasting in homes]
         self.through = np.zeros(self.blocks + 1, np.int32)
 
     def part(self, index: int, layers: Sequence[int] | None = None) -> Caches:
@@ -114,7 +121,26 @@ class Caches:
         own, part = self._parts[index], copy.copy(self)
         held = own if layers is None else [own[layer] for layer in layers]
         part.of_layer, part.group_of = [self.of_layer[i] for i in held], [self.group_of[i] for i in held]
+        part._lasting_of = [self._lasting_of[i] for i in held]
         return part
+
+    @property
+    def tables(self) -> list[int]:
+        """The block tables that its layers read."""
+        return sorted({*self.group_of, *self._lasting_of})
+
+    def views(self, batches: Sequence[Batch]) -> Sequence[Batch]:
+        """Each layer's of `batches`, one for each table; none where there is one table."""
+        if len(batches) == 1:
+            return ()
+        pairs = list(zip(self.group_of, self._lasting_of, strict=True))
+        made = {
+            (own, lasting): batches[own]
+            if own == lasting
+            else replace(batches[own], lasting_tables=batches[lasting].block_tables)
+            for own, lasting in set(pairs)
+        }
+        return [made[pair] for pair in pairs]
 
     def move(self, moves: tuple[tuple[int, int, int], ...]) -> None:
         """Move slots, (source, destination, table that has them), in every layer of that table."""

@@ -130,7 +130,7 @@ def warm_device(step: GpuStep, trees: bool = False) -> None:
     warm_beside(step.ops, step.caches.own, step.caches.pad_block, step.model.spec.vocab_size)
     if trees:
         slot = step.caches.pad_block * step.caches.block_size
-        step.caches.move(tuple((slot, slot, table) for table in sorted({*step.caches.group_of})))
+        step.caches.move(tuple((slot, slot, table) for table in step.caches.tables))
 
 
 def warm_beside(ops: Ops, caches: Sequence[KVCache], block: int, vocabulary: int) -> None:

@@ -194,7 +194,7 @@ class LocalStep(ABC):
 
     def _decode(self, batches: list[Batch], given: EmbeddedRows | None = None, scores: bool = True) -> Array:
         self.arrays.complete(len(batches[0].tokens))
-        views = [batches[group] for group in self.caches.group_of] if len(batches) > 1 else ()
+        views = self.caches.views(batches)
         decoder = self._decoder
         if given is not None:
             decoder = with_given_rows(decoder, self.model.spec.sight, given, batches[0])

@@ -133,7 +133,7 @@ class ModelDrafter(Drafter):
         self._size, self._room = step.caches.block_size, len(step.arrays.tokens)
         self._through = step.caches.through
         self._through[-1] = self._size  # SLID_OUT: nobody reads it
-        self._tables, self._slides = sorted(set(step.caches.group_of)), any(step.model.spec.windows)
+        self._tables, self._slides = step.caches.tables, any(step.model.spec.windows)
 
     def computed(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult] = ()) -> None:
         """What the target wrote and no draft said is not there yet; prompts are computed beside the target's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import quire.ops.backend  # noqa: F401  (registers the ops)
 from op_cases import (  # noqa: F401  (register their cases)
     convolution,
+    entries,
     indexer,
     lora,
     mla,

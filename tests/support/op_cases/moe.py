@@ -28,6 +28,16 @@ ROUTINGS = (
 )
 
 
+@cases("route_by_token")
+def route_by_token_cases(g: Generator) -> Iterator[Case]:
+    for score, renormalize, scale in (("sqrtsoftplus", True, 1.5), ("sigmoid", False, 1.0)):
+        for t in (0, 1, 90):
+            yield {
+                "logits": 5 * normal(g, t, 8), "tokens": torch.randint(20, (t,), generator=g, dtype=torch.int32),
+                "table": random_ids(g, 20, 3, 8), "routing": Routing(8, 3, score, renormalize, scale),
+            }  # fmt: skip
+
+
 @cases("route")
 def route_cases(g: Generator) -> Iterator[Case]:
     for routing in ROUTINGS:
@@ -35,6 +45,8 @@ def route_cases(g: Generator) -> Iterator[Case]:
             bias = normal(g, routing.experts) if routing.score.endswith("sigmoid") else None
             yield {"logits": normal(g, t, routing.experts), "bias": bias, "routing": routing}
     yield {"logits": torch.zeros(3, 8), "bias": None, "routing": Routing(8, 3)}
+    for bias in (None, normal(g, 8)):
+        yield {"logits": 20 * normal(g, 7, 8), "bias": bias, "routing": Routing(8, 3, "sqrtsoftplus", True, 1.5)}
     ties = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0, 0.0, 0.0, 2.0], [-1e4, 1e4, 1e4, 0.0, 0.0, 0.0, 0.0, 0.0]])
     yield {"logits": ties, "bias": None, "routing": Routing(8, 3, renormalize=True)}
     yield {"logits": ties, "bias": None, "routing": Routing(8, 3, "sigmoid", groups=4, top_groups=2, group_best=2)}

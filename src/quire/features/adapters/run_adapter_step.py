@@ -59,5 +59,5 @@ class AdapterStep:
         return made.output
 
     def _decode(self, batches: list[Batch], decoder: Forward) -> Array:
-        views = [batches[group] for group in self._caches.group_of] if len(batches) > 1 else ()
+        views = self._caches.views(batches)
         return decoder(batches[0], self._caches.of_layer, views)

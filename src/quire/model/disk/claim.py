@@ -148,7 +148,7 @@ def claim(
             sized = spec.at(place.layer)
             shape = disk_shape(role, sized, family) if own is DENSE else role.shape(sized)
             shapes = shape, role.shape(sized)[:1]
-            wrong += _misfits(shapes, own, {s: infos[t] for s, t in parts.items()}, base)
+            wrong += _misfits(shapes, own, {s: infos[t] for s, t in parts.items()}, base, role.integers)
             taken[name, place] = parts
     left = set(infos).difference(*(p.values() for p in taken.values()))
     left = {n for n in left if not n.endswith((*IGNORED, *family.buffers)) and not n.startswith(unread(spec, family))}
@@ -179,11 +179,15 @@ def _present_somewhere(
 
 
 def _misfits(
-    want: tuple[tuple[int, ...], tuple[int, ...]], scheme: QuantScheme, parts: Mapping[str, TensorInfo], base: str
+    want: tuple[tuple[int, ...], tuple[int, ...]],
+    scheme: QuantScheme,
+    parts: Mapping[str, TensorInfo],
+    base: str,
+    integers: bool,
 ) -> Iterator[str]:
     for suffix, floats in {**scheme.parts, **scheme.optional, "bias": True}.items():
-        if suffix in parts and is_float(parts[suffix].dtype) != floats:
-            needed = "floating-point" if floats else "integer"
+        if suffix in parts and is_float(parts[suffix].dtype) != (floats and not integers):
+            needed = "floating-point" if floats and not integers else "integer"
             yield f"{base}.{suffix} is {parts[suffix].dtype}, needs {needed} numbers"
     shapes = {s: i.shape for s, i in parts.items()}
     have = scheme.shape(shapes)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.channel_scans import CHANNEL_SCANS
+from quire.model.families.deepseek_v4 import DEEPSEEK_V4
 from quire.model.families.delta_hybrids import DELTA_HYBRIDS
 from quire.model.families.dots3 import dots3_note
 from quire.model.families.falcon_h1 import falcon_h1
@@ -294,6 +295,7 @@ FAMILIES: dict[str, Row] = {
     "hy_v4": hy_v4,
     "qwen4_exp_text": qwen4_exp,
     "dots3_note_text": dots3_note,
+    "deepseek_v4": DEEPSEEK_V4,
     "minimax": MINIMAX,
     "minimax_m1": MINIMAX,
     "minimax_text_01": MINIMAX,

@@ -17,6 +17,7 @@ from quire.model.net.hyper_connections import (
     MixingConnection,
     ReadStreams,
     RepeatedTokens,
+    TokenRoutedBlock,
 )
 from quire.model.net.parts import Linear, Norm, RmsNorm
 from quire.ops.arrays import Host, as_f32, to_numpy
@@ -24,8 +25,10 @@ from quire.ops.arrays import Host, as_f32, to_numpy
 
 def load_connected_block(reader: WeightReader, index: int, norm: Norm) -> Block:
     """What layer `index` has beside its attention, before which is `norm`, and its MLP."""
-    connection = _mixing if reader.opened.spec.streams.rounds else _connection
-    return ConnectedBlock(connection(reader, "hyper_attn", index), connection(reader, "hyper_mlp", index), norm)
+    spec = reader.opened.spec
+    connection = _mixing if spec.streams.rounds else _connection
+    kind = TokenRoutedBlock if spec.moe.chosen_by_token(index) else ConnectedBlock
+    return kind(connection(reader, "hyper_attn", index), connection(reader, "hyper_mlp", index), norm)
 
 
 def load_repeated(reader: WeightReader) -> RepeatedTokens:

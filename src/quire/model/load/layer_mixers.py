@@ -8,6 +8,7 @@ from quire.model.load.block_indexed import load_block_indexed
 from quire.model.load.channel_scan import load_channel_scan
 from quire.model.load.delta import load_delta_rule
 from quire.model.load.encoder import load_cross
+from quire.model.load.entry_attention import load_entry_attention
 from quire.model.load.indexed import load_indexed
 from quire.model.load.latent import load_latent
 from quire.model.load.lightning import load_lightning
@@ -23,6 +24,7 @@ from quire.model.mixers.block_indexed import BlockIndexedAttention
 from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.delta import DeltaRule
+from quire.model.mixers.entry_attention import EntryAttention
 from quire.model.mixers.indexed import IndexedLatents
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.lightning import Lightning
@@ -93,6 +95,11 @@ def load_pooled_sparse(reader: WeightReader, index: int, rope: Unplaced) -> Mixe
     return reader.linear(("q", "k", "v"), index), load_pooled_indexed(reader, index, rope, gate), None
 
 
+def load_entries(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
+    """Attention of layer `index` to the last tokens and to entries, which turn by `rope`."""
+    return *load_entry_attention(reader, index, rope), None
+
+
 def load_convolution(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     """The short convolution of layer `index`, which turns nothing by its position."""
     return *load_short_conv(reader, index), None
@@ -138,6 +145,7 @@ MIXERS: Mapping[type, Callable[[WeightReader, int, Unplaced], Mixed]] = {
     IndexedLatents: load_indexed_latents,
     BlockIndexedAttention: load_block_sparse,
     PooledIndexedAttention: load_pooled_sparse,
+    EntryAttention: load_entries,
     ShortConvolution: load_convolution,
     DeltaRule: load_delta,
     NgramDeltaRule: load_delta,

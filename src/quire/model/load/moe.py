@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.core.errors import ModelError
 from quire.model.load.parts import load_norm
 from quire.model.load.placement import Unplaced
 from quire.model.load.reader import WeightReader
@@ -28,7 +29,7 @@ from quire.model.net.moe import (
 )
 from quire.model.net.parts import ClampedMlp, GatedMlp, Linear, Mlp, PlainMlp, Product, RmsNorm, scaled
 from quire.model.spec import ModelSpec, MoE
-from quire.ops.arrays import AnyArray, numbers, stack
+from quire.ops.arrays import AnyArray, numbers, stack, to_numpy
 from quire.ops.backend import Ops
 from quire.ops.experts import ExpertActivation, Grouped, padded_rows
 from quire.ops.weights import Packed, labelled
@@ -58,7 +59,17 @@ def load_moe(reader: WeightReader, index: int) -> MoeMlp:
         load_norm(reader, "expert_norm", index) if claim.get("expert_norm", index) else None,
         _given_back(spec.moe, reader.ops) if spec.moe.idle else None,
         reader.share.rank == reader.share.world - 1 or not reader.share.cuts("expert_down"),
+        _token_table(reader, index) if spec.moe.chosen_by_token(index) else None,
     )
+
+
+def _token_table(reader: WeightReader, index: int) -> Unplaced:
+    """The experts of each token in layer `index`."""
+    table = to_numpy(reader.read(reader.opened.claim.get("token_experts", index)["weight"])).astype(np.int32)
+    if table.min() < 0 or table.max() >= reader.opened.spec.moe.routing.experts:
+        raise ModelError(f"{reader.opened.folder}: layer {index}: a table of tokens names experts that there are not")
+    reader.count("token_experts", "i32", table.nbytes)
+    return table
 
 
 def _given_back(moe: MoE, ops: Ops) -> GivenBack:

@@ -12,6 +12,7 @@ from quire.model.mixers import (
     channel_scan,
     cross,
     delta,
+    entry_attention,
     indexed,
     latent,
     lightning,
@@ -46,6 +47,7 @@ ROLES = {
         pooled_indexed,
         latent,
         indexed,
+        entry_attention,
         cross,
         short_conv,
         delta,
@@ -80,6 +82,8 @@ def mixer_of(spec: ModelSpec, layer: int) -> Mixer:
     spec = spec.at(layer)
     if spec.of_block(layer):
         return SharedBlock(spec.heads, spec.kv_heads, spec.head_dim, wide=2 * spec.hidden, inner=spec.intermediate)
+    if spec.entries.window:
+        return entry_attention.mixer_with_entries(spec, layer)
     mla = spec.mla
     if mla.rank and mla.indexer.most:
         return indexed_latents(spec, layer)
@@ -139,14 +143,28 @@ def format_of(layouts: Iterable[CacheLayout]) -> Dtype:
     return next((layout for layout in held if not isinstance(layout, RowLayout)), held[0]).dtype
 
 
+def in_tables(layouts: CacheLayout) -> tuple[CacheLayout, CacheLayout]:
+    """Parts of a layer that its window lets go, and those behind them that stay, which have tables of their own."""
+    at = next((i for i, layout in enumerate(layouts) if layout.stays), len(layouts))
+    return layouts[:at], layouts[at:]
+
+
+def lasting_of(number: int) -> int:
+    """The number under which what stays of a layer is kept: it is no layer's."""
+    return ~number
+
+
 def kept_by_layer(models: Iterable[tuple[ModelSpec, Sequence[CacheLayout]]]) -> dict[int, LayerCacheSpec]:
     """What layers with a cache of their own keep, by number; layers of all models, with their layouts, are numbered
-    on."""
+    on. What stays of layers with a window is as of other layers (`lasting_of`)."""
     kept: dict[int, LayerCacheSpec] = {}
     first = 0
     for spec, layouts in models:
         own = spec.own_windows.items()
-        kept |= {first + layer: LayerCacheSpec(layouts[layer], window) for layer, window in own if layouts[layer]}
+        for layer, window in own:
+            passing, lasting = in_tables(layouts[layer])
+            kept |= {first + layer: LayerCacheSpec(passing, window)} if passing else {}
+            kept |= {lasting_of(first + layer): LayerCacheSpec(lasting)} if lasting else {}
         first += spec.layers
     return kept
 

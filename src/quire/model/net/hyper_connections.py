@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from quire.model.batch import Batch
 from quire.model.net.altup import Mixture
 from quire.model.net.decoder import Layer, Wanted, chosen
+from quire.model.net.moe import MoeMlp
 from quire.model.net.parts import Linear, Norm, RmsNorm
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
@@ -94,8 +95,29 @@ class ConnectedBlock:
         x, opened = chosen(ops, x, wanted), chosen(ops, opened, wanted)
         x = ops.add(self.attention.kept(ops, x, opened), self.attention.spread(ops, attended, opened))
         opened = self.mlp.opened(ops, x)
-        made = layer.mlp(ops, layer.mlp_norm(ops, self.mlp.read(ops, x, opened)))
+        made = self.behind(ops, layer, layer.mlp_norm(ops, self.mlp.read(ops, x, opened)), batch)
         return self.mlp.kept(ops, x, opened), self.mlp.spread(ops, made, opened)
+
+    def behind(self, ops: Ops, layer: Layer, h: Array, batch: Batch) -> Array:
+        """Rows h that the MLP reads -> what it makes of them, [R, hidden]."""
+        return layer.mlp(ops, h)
+
+
+@dataclass(frozen=True)
+class TokenRoutedBlock(ConnectedBlock):
+    """Work like `ConnectedBlock`, with experts that the token of a row says, for all rows of a step."""
+
+    def __call__(
+        self, ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted
+    ) -> tuple[Array, Array]:
+        """Implement `Block`."""
+        x, delta = super().__call__(ops, layer, x, h, batch, cache, None)
+        return chosen(ops, x, wanted), chosen(ops, delta, wanted)
+
+    def behind(self, ops: Ops, layer: Layer, h: Array, batch: Batch) -> Array:
+        """h [T, hidden] -> [T, hidden]."""
+        assert isinstance(layer.mlp, MoeMlp), "has experts"
+        return layer.mlp.by_token(ops, h, batch.tokens)
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,8 @@ class MoeMlp:
     (Qwen2-MoE). `latents`: matrices that lead to the rows that experts read, and back (Nemotron 3). `input_scores`: of
     the one expert that a row takes, what multiplies the row before it reads it (Llama 4); `routing` weighs it with 1.
     `scales` f32 [experts] multiply what experts make, `norm` is of the rows that they, not the router, read (Gemma 4).
-    `back`: some choices give back the row; `gives`: this rank adds it, where ranks' results are summed.
+    `back`: some choices give back the row; `gives`: this rank adds it, where ranks' results are summed. `table` [V,
+    top_k] int32: the experts of each token, where these say which they are.
     """
 
     router: Product
@@ -135,11 +136,19 @@ class MoeMlp:
     norm: Norm | None = None
     back: GivenBack | None = None
     gives: bool = True
+    table: Array | None = None
 
     def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, hidden] -> [T, hidden]; where scores multiply rows, or some are given back, x is given up."""
         logits = self.router(ops, x)
-        ids, weights = ops.route(logits, self.bias, self.routing)
+        return self._made(ops, x, logits, *ops.route(logits, self.bias, self.routing))
+
+    def by_token(self, ops: Ops, x: Array, tokens: Array) -> Array:
+        """x [T, hidden] of `tokens` [T] int32 -> [T, hidden]."""
+        logits = self.router(ops, x)
+        return self._made(ops, x, logits, *ops.route_by_token(logits, tokens, self.table, self.routing))
+
+    def _made(self, ops: Ops, x: Array, logits: Array, ids: Array, weights: Array) -> Array:
         if self.scales is not None:
             weights = ops.scale_choices(weights, ids, self.scales)
         given: Array | None = None

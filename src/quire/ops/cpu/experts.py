@@ -26,6 +26,18 @@ def route(cpu: Cpu, logits: Host, bias: Host | None, routing: Routing) -> tuple[
     return ids, weights
 
 
+@impl("route_by_token", "cpu")
+def route_by_token(cpu: Cpu, logits: Host, tokens: Host, table: Host, routing: Routing) -> tuple[Host, Host]:
+    rows = check(logits, "route_by_token logits", F32, -1, routing.experts).shape[0]
+    check(tokens, "route_by_token tokens", I32, rows)
+    known = check(table, "route_by_token table", I32, -1, routing.top_k).shape[0]
+    ids, weights = cpu.arena.empty(rows, routing.top_k, I32), cpu.arena.empty(rows, routing.top_k)
+    if rows:
+        where = logits, tokens, table
+        cpu.call("route_by_token", ids, weights, *where, routing_descriptor(routing), rows, known)
+    return ids, weights
+
+
 @impl("scale_choices", "cpu")
 def scale_choices(cpu: Cpu, weights: Host, ids: Host, scales: Host) -> Host:
     rows, top_k = check(weights, "scale_choices weights", F32, -1, -1).shape

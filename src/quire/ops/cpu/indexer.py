@@ -9,6 +9,7 @@ from quire.ops.arrays import Host, address
 from quire.ops.cpu.descriptor_cache import Paged, batch_descriptor, rope_descriptor
 from quire.ops.cpu.state import Cpu
 from quire.ops.descriptors import CacheDescriptor
+from quire.ops.entries import every_of
 from quire.ops.indexer import EPS, BlockIndexer, Choice, PooledIndexer, index_dim, key_dim
 from quire.ops.layout import KVCache
 from quire.ops.native import check
@@ -27,7 +28,7 @@ def index_rope_and_cache(
     check(positions, "index_rope_and_cache positions", I32, rows)
     check(slots, "index_rope_and_cache slots", I64, rows)
     check(table, "index_rope_and_cache table", F32, -1, 2, half)
-    at_cache = _descriptor(cpu, cache)
+    at_cache = index_descriptor(cpu, cache)
     if rows:
         rope = rope_descriptor(table, heads, (None, None), EPS)
         cpu.call("index_rope_and_cache", q, k, positions, slots, at_cache, rope, rows)
@@ -42,9 +43,11 @@ def choose_tokens(
     d = key_dim(cache, choice)
     check(q, "choose_tokens q", F32, rows, heads * d)
     batch = batch_descriptor(cpu, "choose_tokens", (cu_q, context, block_tables))
-    at_cache = _descriptor(cpu, cache)
+    at_cache = index_descriptor(cpu, cache)
     out = cpu.lasting(rows, choice.width, I32)
-    if rows:
+    if rows and (every := every_of(cache)) > 1:
+        cpu.call("choose_entries", out, q, weights, at_cache, batch, rows, heads, choice.most, every)
+    elif rows:
         cpu.call("choose_tokens", out, q, weights, at_cache, batch, rows, heads, choice.most, d, choice.pool)
     return out
 
@@ -56,7 +59,7 @@ def pool_keys(cpu: Cpu, k: Host, gates: Host, bias: Host, slots: Host, cache: KV
     check(gates, "pool_keys gates", F32, rows, d)
     check(slots, "pool_keys slots", I64, rows)
     batch = batch_descriptor(cpu, "pool_keys", paged)
-    at_cache = _descriptor(cpu, cache)
+    at_cache = index_descriptor(cpu, cache)
     if rows:
         cpu.call("pool_keys", k, gates, bias, slots, at_cache, batch, rows, d, pool)
 
@@ -71,7 +74,7 @@ def choose_blocks(
     if width % d:
         raise ValueError(f"choose_blocks: {width} columns are not heads of {d} numbers")
     batch = batch_descriptor(cpu, "choose_blocks", (cu_q, context, block_tables))
-    at_cache = _descriptor(cpu, cache)
+    at_cache = index_descriptor(cpu, cache)
     tables, contexts = cpu.arena.empty(heads * rows, sizes.most * per, I32), cpu.arena.empty(heads, rows, I32)
     if rows:
         most = sizes.most, sizes.local
@@ -89,14 +92,14 @@ def choose_pooled(
     if width % d:
         raise ValueError(f"choose_pooled: {width} columns are not heads of {d} numbers")
     batch = batch_descriptor(cpu, "choose_pooled", (cu_q, context, block_tables))
-    at_cache = _descriptor(cpu, cache)
+    at_cache = index_descriptor(cpu, cache)
     tables, contexts = cpu.arena.empty(rows, (sizes.most + 1) * per, I32), cpu.arena.empty(1, rows, I32)[0]
     if rows:
         cpu.call("choose_pooled", tables, contexts, q, at_cache, batch, rows, heads, sizes.size, sizes.most)
     return tables, contexts, np.arange(rows + 1, dtype=I32)
 
 
-def _descriptor(cpu: Cpu, cache: KVCache) -> CacheDescriptor:
+def index_descriptor(cpu: Cpu, cache: KVCache) -> CacheDescriptor:
     """A cache of index keys."""
     found = cpu.caches.get(cache)
     if found is not None:

@@ -19,9 +19,11 @@ from quire.ops.descriptors import (
     DeltaDescriptor,
     ExpertsDescriptor,
     LatentCacheDescriptor,
+    PoolDescriptor,
     ScanDescriptor,
     StateBatchDescriptor,
 )
+from quire.ops.entries import Pool
 from quire.ops.experts import Grouped
 from quire.ops.facts import dtype_numbers_of, numbers_of
 from quire.ops.layout import KVCache
@@ -127,6 +129,7 @@ class Cpu:
         self._lasting = huge_bytes(0)
         self.caches: WeakKeyDictionary[KVCache, CacheDescriptor] = WeakKeyDictionary()
         self.latent_caches: WeakKeyDictionary[KVCache, LatentCacheDescriptor] = WeakKeyDictionary()
+        self.pools: WeakKeyDictionary[Pool, PoolDescriptor] = WeakKeyDictionary()
         self.convolutions: WeakKeyDictionary[Convolution, ConvolutionDescriptor] = WeakKeyDictionary()
         self.attention: WeakKeyDictionary[AttentionSpec, dict[int, AttentionDescriptor]] = WeakKeyDictionary()
         self.experts: WeakKeyDictionary[Grouped, ExpertsDescriptor] = WeakKeyDictionary()

@@ -65,7 +65,7 @@ def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor
     if routing.score == "sparsemixer":
         ids, weights = _sparsemixer(logits, routing.jitter)
         return ids.int(), weights
-    scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
+    scores = _scores(logits, routing.score)
     choice = logits if routing.score == "late_sigmoid" else scores
     choice = choice if bias is None else choice + bias
     if routing.groups > 1:
@@ -75,6 +75,23 @@ def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor
         choice = grouped.masked_fill(out[..., None], -torch.inf).flatten(1)
     ids = pick(choice, routing.top_k)
     weights = scores.gather(1, ids)
+    if routing.renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
+    return ids.int(), weights * routing.scale
+
+
+def _scores(logits: Tensor, kind: str) -> Tensor:
+    if kind == "sqrtsoftplus":
+        return F.softplus(logits).sqrt()
+    return logits.softmax(-1) if kind == "softmax" else logits.sigmoid()
+
+
+@op(tolerance=2e-6)
+def route_by_token(logits: Tensor, tokens: Tensor, table: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Experts int32 [T, top_k] that `table` [V, top_k] int32 has of each of `tokens` [T] int32, and their weights f32
+    (hash layers, Roller et al. 2021): scores of logits [T, experts] f32, "sigmoid" or "sqrtsoftplus", as of `route`."""
+    ids = table[tokens.long()]
+    weights = _scores(logits, routing.score).gather(1, ids.long())
     if routing.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
     return ids.int(), weights * routing.scale

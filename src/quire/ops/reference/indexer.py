@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quire.core.dtypes import BF16
 from quire.ops.autograd_cache import AutogradCache
+from quire.ops.entries import every_of
 from quire.ops.indexer import BlockIndexer, Choice, PooledIndexer, index_dim
 from quire.ops.layout import KVCache
 from quire.ops.lazy import torch_dtype
@@ -36,14 +37,14 @@ def choose_tokens(
 
     A token's score is the sum over heads h of weights[h] * max(0, q_h . k), with its key k: q [T, heads * d] f32,
     weights [T, heads] f32. Of equal scores the earlier token counts more. Positions ascend; a row that sees no more
-    than `most` tokens has all of them, and -1 behind these. The batch is as in `attention`. What is returned is given
-    up when the op is called again.
+    than `most` tokens has all of them, and -1 behind these. The batch is as in `attention`. Of a cache of entries
+    (`quire.ops.entries`) those up to a row are chosen. What is returned is given up when the op is called again.
 
     Of `choice.pool` > 1 pools of so many tokens are scored and chosen in place of tokens, by the first d numbers that
     the cache has of their last tokens (`pool_keys`). A row's positions are all of those pools, and of the tokens behind
     the last pool that is whole up to its own: int32 [T, most * pool + pool - 1].
     """
-    size, heads, pool = cache.layout.block_size, weights.shape[1], choice.pool
+    size, heads, pool, every = cache.layout.block_size, weights.shape[1], choice.pool, every_of(cache)
     queries = q.detach().view(len(q), heads, q.shape[1] // heads)
     d = queries.shape[2]
     if cache.layout.dtype == BF16:
@@ -53,14 +54,12 @@ def choose_tokens(
         begin, end, length = int(cu_q[s]), int(cu_q[s + 1]), int(context[s])
         if begin == end:
             continue
-        keys = _keys(
-            cache, (block_tables[s, : -(-length // size)].long()[:, None] * size + torch.arange(size)).flatten()
-        )
-        own = keys[pool - 1 : length : pool, :d].float()
+        slots = (block_tables[s, : -(-length // size)].long()[:, None] * size + torch.arange(size)).flatten()
+        own = _keys(cache, slots[:length][pool * every - 1 :: pool * every])[:, :d].float()
         found = torch.einsum("thd,sd->hts", queries[begin:end], own).clamp(min=0)
         scores = torch.einsum("hts,th->ts", found, weights[begin:end].detach())
         for row in range(begin, end):
-            seen = length - end + row + 1
+            seen = (length - end + row + 1) // every
             whole = scores[row - begin, : seen // pool]
             best = whole.sort(descending=True, stable=True).indices[: choice.most].sort().values
             tokens = (best[:, None] * pool + torch.arange(pool)).flatten()
@@ -194,5 +193,5 @@ def _keys(cache: KVCache, slots: Tensor) -> Tensor:
         place, keys, _ = cache.rows()
         return keys.detach()[place[slots[slots < len(place)]]]
     size = cache.layout.block_size
-    held: Tensor = cache.keys[slots // size, slots % size]
+    held: Tensor = cache.keys[slots // size, slots % size // every_of(cache)]
     return held

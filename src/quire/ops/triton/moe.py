@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quire.ops.experts import SCORES, Choices, ExpertActivation, Grouped, Routing
 from quire.ops.op import impl
+from quire.ops.reference import experts as definitions
 from quire.ops.reference.layers import gated_activation
 from quire.ops.triton import moe_kernels as kernels
 from quire.ops.triton.gpu import Gpu
@@ -33,6 +34,12 @@ def route(gpu: Gpu, logits: Tensor, bias: Tensor | None, routing: Routing) -> tu
             num_warps=min(max(r.experts // 64, 1), 4),
         )  # fmt: skip
     return ids, weights
+
+
+@impl("route_by_token", "triton")
+def route_by_token(gpu: Gpu, logits: Tensor, tokens: Tensor, table: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = definitions.route_by_token(logits.float(), tokens, table, routing)
+    return found
 
 
 @impl("scale_choices", "triton")

@@ -11,6 +11,7 @@ from quire.ops.triton.recurrent_kernels import softplus
 repair()
 
 SOFTMAX, SPARSEMIXER, LATE_SIGMOID = tl.constexpr(0), tl.constexpr(2), tl.constexpr(3)
+SQRT_SOFTPLUS = tl.constexpr(4)
 
 
 @triton.jit
@@ -73,6 +74,8 @@ def route_kernel(
     if SCORE == SOFTMAX:
         powers = tl.exp(x - tl.max(x, 0))
         scores = tl.math.div_rn(powers, tl.zeros_like(powers) + tl.sum(powers, 0))
+    elif SCORE == SQRT_SOFTPLUS:
+        scores = tl.math.sqrt_rn(tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0)))))
     else:
         scores = tl.math.div_rn(tl.full((SLOTS * SIZE,), 1.0, tl.float32), 1.0 + tl.exp(-x))
     choice = x if SCORE == LATE_SIGMOID else scores
