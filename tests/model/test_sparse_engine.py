@@ -16,7 +16,7 @@ from quire.engine.local import LocalEngine
 from speculation_methods import METHODS, TINY, requests_of
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
-MODELS = ("indexers", "shared indexers", "block indexers", "pooled indexers", "entries")
+MODELS = ("indexers", "shared indexers", "block indexers", "pooled indexers", "entries", "gated pools")
 
 
 def write_model(folder: Path, name: str, dtype: torch.dtype = torch.bfloat16) -> str:
@@ -43,6 +43,15 @@ def test_a_request_gives_the_same_bits_whatever_runs_beside_it(name: str, tmp_pa
         assert run(engine, [requests[i]])[f"r{i}"].bits() == want[f"r{i}"]
     edit_config(Path(folder), index_topk=200, index_topk_blocks=200, indexer_budget=3200)
     assert answers(None, 24) != want, "more tokens than are chosen were there to read"
+
+
+def test_drafts_change_no_bit_of_pools(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "gated pools")
+    requests = [each for each in requests_of(SMALL["vocab_size"], "") if each.params.n == 1]
+    want = {name: answer.bits() for name, answer in run(engine_of(model=folder), requests).items()}
+    engine = engine_of(model=folder, speculative_config=json.dumps(METHODS["ngram"] | {"adaptive": False}))
+    assert {name: answer.bits() for name, answer in run(engine, requests).items()} == want
+    assert engine.engine.stats().draft_tokens > 0
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])

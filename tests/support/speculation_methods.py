@@ -100,6 +100,12 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
         "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 32},
         "mlp_layer_types": ["hash_moe", "moe", "moe"]}),
+    "gated pools": ("glm5_next_text", {
+        "num_hidden_layers": 4, "layer_types": ["linear_attention", "indexed_attention"] * 2, "num_key_value_heads": 4,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+        "v_head_dim": 16, "q_lora_rank": 32, "linear_head_dim": 16, "linear_num_heads": 4, "n_routed_experts": 8,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 32, "index_n_heads": 8, "index_head_dim": 16,
+        "index_topk": 8, "index_kpool": 4}),
     "shared indexers": ("glm_moe_dsa", INDEXED | {
         "num_hidden_layers": 4, "indexer_types": ["full", "shared", "shared", "full"]}),
 }  # fmt: skip

@@ -57,6 +57,7 @@ MORE: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window": 5, "num_hidden_layers": 4},
     "nemotron_h": NEMOTRON | {"hybrid_override_pattern": "M-*", "num_hidden_layers": 3},
     "muse_glimmer_text": {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 4},
+    "glm5_next_text": SPARSE["glm5_next"][1],
     "paddleocr_vl_text": {"head_dim": 16} | rope(4, 2, 2),
     "step3p5": GATED["step3p5"][1],
     "dots3_note_text": SPARSE["dots3_note"][1],

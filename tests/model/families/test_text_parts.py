@@ -26,8 +26,9 @@ logging.set_verbosity_error()
 RUN = (
     "aria", "audioflamingo3", "aya_vision", "blip-2", "cohere2_vision", "cosmos3_omni", "deepseek_vl",
     "deepseek_vl_hybrid", "dots3_note", "emu3", "ernie4_5_vl_moe", "exaone4_5", "fast_vlm", "fun_asr_nano", "glm46v",
-    "glm4v", "glm4v_moe", "glm_ocr", "glmasr", "glmga", "got_ocr2", "granite4_vision", "granite_docling",
-    "granite_speech", "granite_speech_plus", "idefics2", "instructblip", "instructblipvideo", "janus", "kimi_k25",
+    "glm4v", "glm4v_moe", "glm5_next", "glm_ocr", "glmasr", "glmga", "got_ocr2", "granite4_vision",
+    "granite_docling", "granite_speech", "granite_speech_plus", "idefics2", "instructblip", "instructblipvideo",
+    "janus", "kimi_k25",
     "lighton_ocr", "llava_next_video", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "mllama", "moss_transcribe_diarize",
     "muse_glimmer", "musicflamingo", "nemo_speechlm", "nemotron_h_omni", "ovis2", "paddleocr_vl", "paligemma",
     "perception_lm", "phi4_multimodal", "pp_chart2table", "qianfan_ocr", "qwen2_5_omni", "qwen2_5_omni_thinker",
@@ -37,8 +38,9 @@ RUN = (
 """Model types, of all that transformers has, whose decoders are read."""
 UNSCALED = ("aya_vision", "cohere2_vision", "granite_speech")
 """Whose class in transformers leaves out what its decoder's own class does with logits: a factor."""
-TINY = ("aria", "deepseek_vl", "dots3_note", "ernie4_5_vl_moe", "exaone4_5", "glm4v", "glm4v_moe", "glm_ocr",
-        "got_ocr2", "granite_docling", "idefics2", "lighton_ocr", "llava_next_video", "mllama", "muse_glimmer",
+TINY = ("aria", "deepseek_vl", "dots3_note", "ernie4_5_vl_moe", "exaone4_5", "glm4v", "glm4v_moe", "glm5_next",
+        "glm_ocr", "got_ocr2", "granite_docling", "idefics2", "lighton_ocr", "llava_next_video", "mllama",
+        "muse_glimmer",
         "nemotron_h_omni", "ovis2", "paddleocr_vl", "paligemma", "phi4_multimodal", "qwen2_5_omni_thinker",
         "qwen2_audio", "qwen3_omni_moe_thinker", "qwen4_exp", "step3p7", "video_llama_3", "vipllava", "voxtral",
         *UNSCALED)  # fmt: skip
