@@ -39,10 +39,11 @@ struct BatchDescriptor {
 // What varies in attention from layer to layer (src/quire/ops/attention_spec.py).
 struct AttentionDescriptor {
     const float *sinks, *alibi;  // per head, or null
-    const float* bias;           // [heads, distances] by the distance from the key to the row, or null
-    int64_t distances;
+    const float* bias;           // [heads, distances] by the distance from the key to the row less that of its first, -behind; or null
+    int64_t distances, behind;
     int64_t heads;         // of queries
     int64_t window;        // keys that a row sees at most, below 0 those of its chunk of so many; 0: all earlier ones
+    int64_t after;         // keys after its own that a row sees at most
     int64_t queries_only;         // rows have queries only, and those that share keys lie `kv_heads` heads apart
     int64_t pool;                 // keys that are chosen together, of rows that read chosen ones
     float scale, softcap;  // softcap 0: none

@@ -156,10 +156,12 @@ template <bool kBf16>
 void take_queries(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& task) {
     for_tokens(c, task, [&](int64_t first, int64_t token, const Span& span) {
         const uint64_t mask = c.ancestors(token);
-        const int64_t to = mask ? span.root + __builtin_popcountll(mask) : span.base + token - c.cu_q[span.sequence] + 1;
+        const int64_t own = mask ? span.root + __builtin_popcountll(mask) : span.base + token - c.cu_q[span.sequence] + 1;
+        const int64_t to = c.after ? c.to(own, c.context[span.sequence]) : own;
         for (int64_t r = first; r < first + c.group; ++r) {
+            b.own[r] = own;
             b.to[r] = to;
-            b.from[r] = c.from(to);
+            b.from[r] = c.from(own);
             const float* q = c.query(token, task.head, r - first);
             for_lanes(c.cache.d, [&](int64_t i, int n) {
                 if constexpr (kBf16) {

@@ -50,11 +50,12 @@ struct AttentionCall : BatchDescriptor, AttentionDescriptor {
         const int64_t from = split * kSplit > span.from ? split * kSplit : span.from;
         return !starts || tables[span.sequence * max_blocks + from / cache.block_size] >= 0;
     }
-    // The first key that a row sees whose own is the last of `to` keys.
-    int64_t from(int64_t to) const {
-        if (window < 0) return (to - 1) / -window * -window;
-        return window > 0 && to > window ? to - window : 0;
+    // The first key that a row sees whose own is the last of `own` keys, and the end of those that it sees of `all`.
+    int64_t from(int64_t own) const {
+        if (window < 0) return (own - 1) / -window * -window;
+        return window > 0 && own > window ? own - window : 0;
     }
+    int64_t to(int64_t own, int64_t all) const { return own + after < all ? own + after : all; }
     uint64_t ancestors(int64_t row) const { return tree ? tree[row] : 0; }
     // Rows of sequence s before its draft.
     int64_t undrafted(int64_t s) const {
@@ -106,6 +107,7 @@ struct AttentionBuffers {
     Located tile, next;
     int64_t head;        // first query head of the task
     int64_t *from, *to;  // first and past-the-last visible position of each row
+    int64_t* own;        // past its own position
     int64_t fresh;       // position of the tile with which the sums of all rows begin, or -1: they are there
     int64_t read;        // tiles
     float* scores_of(int64_t r) const { return scores + (r - low) * kTile; }

@@ -26,6 +26,7 @@ AttentionBuffers thread_buffers(Pieces& pieces, int64_t most, int64_t padded) {
     b.value_scales = pieces.take<float>(kTile);
     b.from = pieces.take<int64_t>(rows);
     b.to = pieces.take<int64_t>(rows);
+    b.own = pieces.take<int64_t>(rows);
     return b;
 }
 
@@ -70,7 +71,9 @@ void check_attention(const AttentionCall& c, int64_t rows) {
     if (c.heads < 1 || c.heads % c.cache.kv_heads) fail("attention: heads must be a multiple of kv_heads");
     if (!(c.scale > 0.0f)) fail("attention: scale must be positive");
     if (!(c.softcap >= 0.0f)) fail("attention: softcap must not be negative");
-    if (c.bias && c.distances < 1) fail("attention: a bias by distance needs at least one distance");
+    if (c.bias && (c.distances < 1 || c.behind < 0 || c.behind >= c.distances)) fail("attention: a bias by distance needs at least one distance");
+    if (c.after < 0) fail("attention: keys after a row's own must not be fewer than none");
+    if (c.after && (c.starts || c.tree || c.window < 0)) fail("attention: rows that see later ones leave no states, are no drafts and have no chunks");
     if (c.cu_q[0] != 0 || c.cu_q[c.sequences] != rows) fail("attention: cu_q must run from 0 to the number of rows");
     for (int64_t s = 0; s < c.sequences; ++s) {
         const int64_t count = int64_t{c.cu_q[s + 1]} - c.cu_q[s], context = c.context[s];

@@ -82,7 +82,7 @@ struct AttentionPlan {
     void find_sharers(Sharer* list, int64_t sequences) {
         for (int64_t s = 0; s < sequences; ++s) {
             const int64_t count = rows(s), limit = c.context[s] - count + 1;
-            const bool may = count > 0 && 2 * count * c.group <= kQueryRows && c.undrafted(s) == count;
+            const bool may = count > 0 && !c.after && 2 * count * c.group <= kQueryRows && c.undrafted(s) == count;
             list[s] = {s, may ? c.from(limit) / c.cache.block_size : 0, may ? limit : 0, 0};
         }
         sharing = arrange({c.tables, c.max_blocks, c.cache.block_size, kTile}, list, sequences);
@@ -92,7 +92,7 @@ struct AttentionPlan {
         const int64_t count = rows(s), base = c.context[s] - count, undrafted = c.undrafted(s);
         const int64_t lowest = c.from(base + (c.tree ? 0 : first) + 1);  // a drafted row may lie before its slot
         Span& span = spans[span_count++];
-        span = {s, first, last, lowest, base + last, base,
+        span = {s, first, last, lowest, c.to(base + last, c.context[s]), base,
                 undrafted < count ? base + undrafted : INT64_MAX / 2, common};
         splits += split_count(span);
     }

@@ -17,7 +17,7 @@ QUIRE_INLINE void scale_scores(const AttentionBuffers& b, int64_t first, int64_t
 // Adds a row's bias by distance, times log2(e), to its scores of a tile. Keys that it does not see get any entry.
 QUIRE_INLINE void add_bias(const AttentionCall& c, const AttentionBuffers& b, int64_t r, int64_t start) {
     const float* bias = c.bias + (b.head + r % c.group) * c.distances;
-    const int64_t last = c.distances - 1, nearest = b.to[r] - 1 - start;
+    const int64_t last = c.distances - 1, nearest = b.own[r] - 1 - start + c.behind;
     float* at = b.scores_of(r);
     for (int64_t j = 0; j < kTile; ++j) {
         const int64_t distance = nearest - j;
@@ -25,16 +25,16 @@ QUIRE_INLINE void add_bias(const AttentionCall& c, const AttentionBuffers& b, in
     }
 }
 
-// q.k of one row and tile to softcap * tanh(q.k * scale / softcap) + slope * (key - row) + bias, times log2(e).
+// q.k of one row and tile to softcap * tanh(q.k * scale / softcap) - slope * |key - row| + bias, times log2(e).
 QUIRE_INLINE void adjust_scores(const AttentionCall& c, const AttentionBuffers& b, int64_t r, int64_t start) {
     constexpr float kIndex[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const F slope = set1(c.alibi ? c.alibi[b.head + r % c.group] * kLog2E : 0.0f);
-    F distance = add(load(kIndex), set1(static_cast<float>(start + 1 - b.to[r])));
+    F distance = add(load(kIndex), set1(static_cast<float>(start + 1 - b.own[r])));
     for (int64_t j = 0; j < kTile; j += 16) {
         float* at = b.scores_of(r) + j;
         F s = mul(load(at), set1(c.softcap > 0.0f ? c.scale / c.softcap : c.scale * kLog2E));
         if (c.softcap > 0.0f) s = mul(vtanh(s), set1(c.softcap * kLog2E));
-        store(at, fma(slope, distance, s));
+        store(at, fma(slope, vmin(distance, sub(set1(0.0f), distance)), s));
         distance = add(distance, set1(16.0f));
     }
     if (c.bias) add_bias(c, b, r, start);

@@ -12,8 +12,8 @@ from quire.core.exclusions.table import TABLE
 from quire.core.options.ranges import range_words, ranges_of
 from quire.core.params import SamplingParams
 from quire.engine.beam import BeamSearchParams
-from quire.server.apis.openai.embeddings import RerankRequest
 from quire.server.apis.openai.protocol import ChatCompletionRequest
+from quire.server.apis.openai.scoring import RerankRequest
 from words import escaped
 
 SOURCE = Path(__file__).parents[2] / "src" / "quire"
@@ -42,7 +42,7 @@ CHECKED: dict[type, Iterable[str]] = {
     SamplingParams: ranges_of(SamplingParams),
     BeamSearchParams: ranges_of(BeamSearchParams),
     ChatCompletionRequest: ("top_logprobs", "priority"),
-    RerankRequest: ("top_n",),
+    RerankRequest: ("top_n", "max_tokens_per_doc"),
 }
 """What is given to `check_ranges`; other fields of bodies become some of these."""
 

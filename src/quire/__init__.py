@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from quire.engine.beam import BeamSearchOutput as BeamSearchOutput
     from quire.engine.beam import BeamSearchParams as BeamSearchParams
     from quire.engine.llm import LLM as LLM
-    from quire.engine.llm import LoRARequest as LoRARequest
     from quire.engine.outputs import CompletionOutput as CompletionOutput
     from quire.engine.outputs import RequestOutput as RequestOutput
+    from quire.engine.requests import LoRARequest as LoRARequest
     from quire.features.pooling.edge_embedding import PooledOutput as PooledOutput
     from quire.features.pooling.edge_embedding import PoolingParams as PoolingParams
 
@@ -27,7 +27,7 @@ _HOMES = {
     "BeamSearchOutput": "quire.engine.beam",
     "BeamSearchParams": "quire.engine.beam",
     "LLM": "quire.engine.llm",
-    "LoRARequest": "quire.engine.llm",
+    "LoRARequest": "quire.engine.requests",
     "CompletionOutput": "quire.engine.outputs",
     "RequestOutput": "quire.engine.outputs",
     "PooledOutput": "quire.features.pooling.edge_embedding",

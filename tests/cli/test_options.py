@@ -70,8 +70,8 @@ def outside(field: OptionField) -> Iterator[float]:
 
 def test_every_command_with_a_model_or_a_load_has_its_flags_from_structs() -> None:
     assert set(COMMANDS) >= {
-        "serve", "chat", "generate", "run-batch", "replay", "eval", "inspect", "plan", "simulate", "compress", "train",
-        "train-heads", "tune", "demo", "bench latency", "bench throughput", "bench serve",
+        "serve", "chat", "generate", "embed", "run-batch", "replay", "eval", "inspect", "plan", "simulate", "compress",
+        "train", "train-heads", "tune", "demo", "bench latency", "bench throughput", "bench serve",
     }  # fmt: skip
     for command in COMMANDS.values():
         made = {p.name for p in command.params if getattr(p, "field", None) is not None}

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from attention_variants import GATED_DENSE
+from encoder_models import write_encoder
 from gemma_variants import GEMMAS
 from head_folders import saved, write_medusa
 from hidden_rows import hide_rows
@@ -46,6 +47,7 @@ from quire.simulate.design import design_of
 from quire.simulate.simulate_options import ClusterOptions
 from quire.speculate.medusa import load_medusa
 from speculation_methods import TINY
+from speech_models import write_speech
 from triton_ops import HAS_TRITON
 from vision_prompts import write_made
 
@@ -121,6 +123,8 @@ DRAFTS: dict[f.Feature, dict[str, Any]] = {
 ASKED |= {drafts: {"speculative_config": json.dumps(config)} for drafts, config in DRAFTS.items()}
 FOLDERS: dict[f.Feature, Callable[[Path], object]] = {
     f.ENCODER: lambda path: write(path, "t5"),
+    f.BIDIRECTIONAL: lambda path: write_encoder(path, "bert"),
+    f.HEARING: write_speech,
     f.LATENTS: lambda path: write(path, TINY["latents"][0], **TINY["latents"][1]),
     f.BLOCK_INDEXERS: lambda path: write(path, TINY["block indexers"][0], **TINY["block indexers"][1]),
     f.ENTRIES: lambda path: write(path, TINY["entries"][0], **TINY["entries"][1]),
@@ -225,7 +229,7 @@ def rows(*features: f.Feature) -> list[Any]:
 
 @pytest.mark.parametrize("row", rows(f.VECTORS))
 def test_a_model_that_gives_vectors_alone_is_refused(row: Exclusion) -> None:
-    known = Known(frozenset({row.b})) if row.b is f.ENCODER else Known()
+    known = Known(frozenset({row.b})) if row.b in (f.ENCODER, f.BIDIRECTIONAL) else Known()
     model = SimpleNamespace(pooling=Pooling(generates=False), known=known, folder=Path("x"))
     with pytest.raises(QuireError) as refused:
         pooling_of(flat_config(**ASKED.get(row.b, {})), cast(Model, model))

@@ -237,7 +237,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "fact": ("llama", {"hidden_act": "gelu"}, None, "GGUF has no key for the model's activation"),
     "rope": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, None, "rope"),
     "no tokenizer": ("llama", {}, lambda folder: None, "tokenizer.json is missing"),
-    "words alone": ("llama", {}, word_level, "is of type WordLevel, only BPE and Unigram"),
+    "words alone": ("llama", {}, word_level, "is of type WordLevel, only BPE, Unigram and WordPiece"),
     "words": ("llama", {}, own_words, "cuts text in a way of its own"),
     "rows": ("llama", {"vocab_size": 99}, None, "the model has 99 rows"),
 }

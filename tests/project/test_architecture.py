@@ -16,7 +16,7 @@ from source_tree import give_back, home, imports, inside, module_of, statements,
 
 LAYERS = (
     {"core"},
-    {"cache", "sched", "ops", "text", "images", "gguf", "parallel", "figures"},
+    {"cache", "sched", "ops", "text", "images", "audio", "gguf", "parallel", "figures"},
     {"quant", "sample", "training", "store"},
     {"model"},
     {"run"},
@@ -34,8 +34,8 @@ FILES = sorted(
     p for folder in ("src", "tests", "training", "benchmarks", "scripts") for p in (ROOT / folder).rglob("*.py")
 )
 TORCH_FREE = {
-    "core", "cache", "sched", "text", "images", "gguf", "quant", "figures", "server", "simulate", "dashboard", "store",
-    "features",
+    "core", "cache", "sched", "text", "images", "audio", "gguf", "quant", "figures", "server", "simulate", "dashboard",
+    "store", "features",
 }  # fmt: skip
 
 
@@ -208,6 +208,7 @@ SERVER_LAYERS = (
     {"models"},
     {"apis"},
     {"apis.openai"},
+    {"apis.tei"},
     {"apis.anthropic", "apis.llama_cpp", "apis.ollama", "apis.tgi"},
     {"dashboard", "monitoring", "pages", "announce", "load_log"},
     {"routes"},

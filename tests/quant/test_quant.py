@@ -26,7 +26,7 @@ from quire.model.disk.checkpoint import EMBEDDED
 from quire.model.draft_sizes import AssistantSizes
 from quire.model.families.delta_sizes import DeltaSizes
 from quire.model.families.find import read_spec
-from quire.model.layer_sizes import LayerInputs, Streams
+from quire.model.layer_sizes import LayerInputs, Ngrams, Streams
 from quire.model.load.roles import ROLES, Share, parameter_count, shard
 from quire.model.mixers.layer_mixers import kv_bytes_per_token
 from quire.model.role import COLUMNS, ROWS, WHOLE
@@ -34,8 +34,9 @@ from quire.model.spec import MLA, ChannelSizes, ConvSizes, MoE, ScanSizes, Share
 from quire.model.tower_sizes import Connector, Patches
 from quire.ops.arrays import to_numpy
 from quire.ops.backend import Ops
+from quire.ops.entries import EntrySizes
 from quire.ops.experts import Routing
-from quire.ops.indexer import BlockIndexer, Indexer
+from quire.ops.indexer import BlockIndexer, Indexer, PooledIndexer
 from quire.ops.native import load_native
 from quire.ops.weights import Weight
 from quire.plan.weights import weight_bytes
@@ -178,7 +179,10 @@ SPEC = replace(SPEC, shared=SharedBlocks(2, 32, True))
 SPEC = replace(SPEC, conv=ConvSizes(64, 3), delta=DeltaSizes(2, 4, 32, 16, 4, 32, True, True))
 SPEC = replace(SPEC, scan=ScanSizes(4, 32, 2, 16, 4), channels=ChannelSizes(64, 16, 32, 4))
 SPEC = replace(SPEC, patches=Patches(8), connector=Connector(64, 2, 256, 256, 128))
-SPEC = replace(SPEC, inputs=LayerInputs(32, 96), streams=Streams(4, 32), assistant=AssistantSizes(64, 8, 2))
+SPEC = replace(SPEC, inputs=LayerInputs(32, 96), streams=Streams(4, 32, gate_rank=32))
+SPEC = replace(SPEC, assistant=AssistantSizes(64, 8, 2), ngrams=Ngrams(0, 3, 2, 64, 4))
+SPEC = replace(SPEC, pooled=PooledIndexer(4, 32, 16, 64, (True, True)))
+SPEC = replace(SPEC, entries=EntrySizes(64, 16, 2, 32, 16, (4, 16), (True, False), 4, 32, 8))
 
 
 @pytest.mark.parametrize("make", [dense, lambda w: quantize_torch(INT8, w, 32)])

@@ -102,8 +102,9 @@ def test_records_agree_with_themselves() -> None:
 
 
 def test_a_batch_asks_what_is_neither_a_conversation_nor_stored() -> None:
-    vectors = {"/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/rerank"}
-    assert {"/v1/completions", "/v1/chat/completions", *vectors} == URLS
+    vectors = {"/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank"}
+    classes = {"/v1/classify", "/classify"}
+    assert {"/v1/completions", "/v1/chat/completions", *vectors, *classes} == URLS
 
 
 def test_no_path_is_said_beside_its_route() -> None:

@@ -19,6 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import foreign_weights as foreign
+from encoder_models import ENCODERS as ENCODER_MODELS
+from encoder_models import write_encoder
 from family_tensors import RELATIVES, write_relative
 from gguf_families import FAMILIES as GGUF_WRITTEN
 from gguf_writing import add_tokenizer, small
@@ -32,12 +34,14 @@ from quire.compress.layouts.gguf import write_gguf
 from quire.core.errors import QuireError
 from quire.model.describe import open_model
 from quire.model.disk.gguf_architectures import ARCHITECTURES
+from quire.model.families.encoders import ENCODERS as ENCODER_ROWS
 from quire.model.families.table import FAMILIES
 from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.layer_mixers import states_of
 from quire.model.spec import CONVOLUTION
 from quire.quant.codebook import NF4
 from sparse_variants import SPARSE, WHOLE
+from speech_models import HEARING, Heard, frames
 
 PAGE = DOCS / "models" / "pairs.md"
 BEGIN, END = "<!-- families x formats: make table -->\n", "<!-- end of families x formats -->\n"
@@ -97,6 +101,11 @@ MADE = {"int8": 0.05, "int4": 0.5, "nf4": 0.5, "mxfp4": 0.5}
 COLUMNS = ("bf16", *FILES, "GGUF", *(f"to {name}" for name in MADE))
 
 
+READING = {name: name for name in ENCODER_MODELS if name in ENCODER_ROWS} | {"new": "gte"}
+"""Encoders that make vectors -> what writes one."""
+WIDE_ENCODER = {"hidden_size": 128, "intermediate_size": 256}
+
+
 def facts_of(family: str) -> tuple[str, dict[str, Any]]:
     """(transformers' model type, facts) of a small model of `family`."""
     if family in RELATIVES:
@@ -115,8 +124,16 @@ class Checkpoint:
     """A dense checkpoint of a family whose layers' matrices hold whole numbers times STEP."""
 
     def __init__(self, family: str, folder: Path) -> None:
-        self.folder, (model_type, facts) = folder, facts_of(family)
-        (write_relative if family in RELATIVES else write)(folder, model_type, **facts)
+        self.folder = folder
+        if family in READING:
+            wide = {"dim": 128, "hidden_dim": 256} if family == "distilbert" else WIDE_ENCODER
+            write_encoder(folder, READING[family], **wide)
+            edit_config(folder, model_type=family)
+        elif family in HEARING:
+            HEARING[family](folder, encoder_ffn_dim=128, decoder_ffn_dim=128)
+        else:
+            model_type, facts = facts_of(family)
+            (write_relative if family in RELATIVES else write)(folder, model_type, **facts)
         self.tensors = load_file(folder / "model.safetensors")
         opened = open_model(str(folder))
         self.transposed = opened.family.transposed
@@ -157,9 +174,12 @@ class Checkpoint:
 def logits_of(folder: Path, on: str = BACKENDS[-1], **options: Any) -> Tensor:
     """Logits [12, vocabulary] of two sequences, one of them in two steps, of the backend `on`."""
     model, sequences = load(folder, backend(on), **options), [prompt(7, 1), prompt(5, 2)]
-    paged = (
-        Paged(model, sequences) if model.encoder is None else Encoded(model, [prompt(20, 3), prompt(3, 4)], sequences)
-    )
+    if model.encoder is None:
+        paged = Paged(model, sequences)
+    elif model.spec.encoder.rows:
+        paged = Heard(model, [frames(3), frames(4)], sequences)
+    else:
+        paged = Encoded(model, [prompt(20, 3), prompt(3, 4)], sequences)
     return torch.cat(paged.run([[4, 5], [3, 0]]))
 
 

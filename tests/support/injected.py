@@ -26,6 +26,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
 from quire.engine.requests import with_grammar
+from quire.model.pooled_head import HeadLayer
 from quire.speculate.suffix import SuffixDecoding
 from quire.text.tokenizer import Tokenizer
 from tiny_model import OPTIONS, write_tiny
@@ -158,7 +159,8 @@ def running(kind: str, home: Path) -> Iterator[Running]:
         more["speculative_config"] = json.dumps({"method": kind, "num_speculative_tokens": 4, "adaptive": False})
     engine = LocalEngine(flat_config(**more))
     if kind == "classes":
-        engine.engine.executor.model = replace(engine.engine.model, classifier=np.ones((3, 32), np.float32))
+        head = (HeadLayer(np.ones((3, 32), np.float32)),)
+        engine.engine.executor.model = replace(engine.engine.model, classifier=head)
     yield Running(engine, folder)
     engine.close()
 

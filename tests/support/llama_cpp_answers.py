@@ -7,6 +7,9 @@
         greedy -> "tokens" [[...]]; the file gets f32 [prompts, steps, vocabulary]; an encoder reads the prompts.
         "flash": by flash attention, whose mask is f16. "plain": matrices stay as the file has them: the code for AMX
         has no products with permuted rows, which latent attention needs, and ends at an assertion
+    {"do": "embed", "model": ..., "prompts": [[...]], "vectors": FILE, "causal": true}
+        the file gets f32 [prompts, width]: the vector of each, or the logits of its classes, as the file says; mean
+        where it does not. "causal": whether tokens see only those before them is what the file says, else they do not
     {"do": "tokenize", "model": ..., "texts": [...], "special": true}
         -> "ids" [[...]] and "texts", those ids back
 
@@ -75,6 +78,45 @@ def generate(
     return {"tokens": out}
 
 
+def embed(model: str, prompts: list[list[int]], vectors: str, causal: bool = True) -> dict[str, Any]:
+    """A vector of each prompt, as it is behind the pooling, or the logits of classes."""
+    loaded = load(model)
+    options = llama_cpp.llama_context_default_params()
+    options.n_ctx = options.n_batch = options.n_ubatch = 512
+    options.n_threads = options.n_threads_batch = 1
+    options.embeddings = True
+    options.flash_attn_type = 0
+    options.type_k = options.type_v = F32
+    labels = llama_cpp.llama_model_n_cls_out(loaded)
+    if not causal:
+        options.attention_type = llama_cpp.LLAMA_ATTENTION_TYPE_NON_CAUSAL
+    context = llama_cpp.llama_init_from_model(loaded, options)
+    kind = llama_cpp.llama_pooling_type(context)
+    if kind == llama_cpp.LLAMA_POOLING_TYPE_NONE:
+        llama_cpp.llama_free(context)
+        options.pooling_type = llama_cpp.LLAMA_POOLING_TYPE_MEAN
+        context = llama_cpp.llama_init_from_model(loaded, options)
+    ranks = kind == llama_cpp.LLAMA_POOLING_TYPE_RANK
+    width = labels if ranks else llama_cpp.llama_model_n_embd(loaded)
+    rows = np.empty((len(prompts), width), np.float32)
+    for i, prompt in enumerate(prompts):
+        if memory := llama_cpp.llama_get_memory(context):
+            llama_cpp.llama_memory_clear(memory, True)
+        batch = llama_cpp.llama_batch_init(len(prompt), 0, 1)
+        batch.n_tokens = len(prompt)
+        for at, token in enumerate(prompt):
+            batch.token[at], batch.pos[at], batch.logits[at] = token, at, True
+            batch.n_seq_id[at], batch.seq_id[at][0] = 1, 0
+        if llama_cpp.llama_decode(context, batch):
+            raise RuntimeError("llama_decode failed")
+        rows[i] = np.ctypeslib.as_array(llama_cpp.llama_get_embeddings_seq(context, 0), (width,))
+        llama_cpp.llama_batch_free(batch)
+    llama_cpp.llama_free(context)
+    llama_cpp.llama_model_free(loaded)
+    np.save(vectors, rows)
+    return {"width": width}
+
+
 def quantize(source: str, out: str, format: int) -> dict[str, Any]:
     """Write `out`."""
     options = llama_cpp.llama_model_quantize_default_params()
@@ -107,7 +149,7 @@ def main() -> None:
     """Answer until the input ends."""
     llama_cpp.llama_log_set(KEPT, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
-    commands = {"generate": generate, "quantize": quantize, "tokenize": tokenize}
+    commands = {"generate": generate, "quantize": quantize, "tokenize": tokenize, "embed": embed}
     for line in sys.stdin:
         command = json.loads(line)
         LINES.clear()

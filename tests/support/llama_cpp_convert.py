@@ -33,6 +33,7 @@ def main() -> None:
     import torch
     from conversion import get_model_class
     from conversion.base import ModelBase, ModelType, get_model_architecture
+    from conversion.bert import BertModel
 
     from gguf_models import add_vocabulary
 
@@ -40,8 +41,10 @@ def main() -> None:
 
     def set_vocab(self: Any) -> None:
         add_vocabulary(self.gguf_writer, self.hparams.get("padded_vocab_size", self.hparams["vocab_size"]))
+        if isinstance(self, BertModel):
+            self.gguf_writer.add_token_type_count(self.hparams.get("type_vocab_size", 1))
 
-    def convert(folder: Path, out: Path, mmproj: bool) -> None:
+    def convert(folder: Path, out: Path, mmproj: bool, options: dict[str, Any]) -> None:
         config = json.loads((folder / "config.json").read_text())
         name = config["architectures"][0]
         if mmproj:
@@ -50,17 +53,20 @@ def main() -> None:
         kind = getattr(kind, INNER.get(config["model_type"], ""), kind)
         own = {"set_vocab": set_vocab, "_get_suppress_tokens": lambda self: [], "model_arch": kind.model_arch}
         own |= {"no_mtp": True}  # of which these have none
+        own |= {"_lora_files": {}, "_lora_names": []}  # which its class keeps for the next model
         made = type(kind.__name__, (kind,), own)
         with torch.inference_mode():
             hparams = None if mmproj else kind.load_hparams(folder, False) | config
             if config["model_type"] in AS_IT_LIES and not mmproj:
                 hparams = {name: value for name, value in config.items() if value is not None}
-            made(folder, gguf.LlamaFileType.ALL_F32, out, model_name="tiny", hparams=hparams).write()
+            made(folder, gguf.LlamaFileType.ALL_F32, out, model_name="tiny", hparams=hparams, **options).write()
 
     for line in sys.stdin:
         command = json.loads(line)
         try:
-            convert(Path(command["folder"]), Path(command["out"]), command.get("mmproj", False))
+            convert(
+                Path(command["folder"]), Path(command["out"]), command.get("mmproj", False), command.get("options", {})
+            )
             print(json.dumps({"out": command["out"]}), flush=True)
         except Exception:
             print(json.dumps({"error": traceback.format_exc()[-1500:]}), flush=True)

@@ -164,10 +164,10 @@ class Converter:
         script = [sys.executable, str(SUPPORT / "llama_cpp_convert.py"), str(sources)]
         self.process = subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def convert(self, folder: Path, out: Path) -> None:
-        """Write the file `out` of the model in `folder`."""
+    def convert(self, folder: Path, out: Path, **options: Any) -> None:
+        """Write the file `out` of the model in `folder`; `options` of the converter."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"folder": str(folder), "out": str(out)}) + "\n")
+        self.process.stdin.write(json.dumps({"folder": str(folder), "out": str(out), "options": options}) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         assert line and "error" not in json.loads(line), json.loads(line)["error"] if line else "the converter ended"

@@ -43,11 +43,15 @@ class Encoded(Paged):
         self.encoded, self.blocks = self.blocks[:n], self.blocks[n:]
         self.lengths = torch.tensor([len(p) for p in prompts], dtype=torch.int32)
         assert model.encoder is not None
-        for tokens, blocks in zip(prompts, self.encoded, strict=True):
+        for number, (tokens, blocks) in enumerate(zip(prompts, self.encoded, strict=True)):
             at = torch.arange(len(tokens))
             slots = blocks[at // size] * size + at % size
-            given = model.decoder.ops.place((torch.tensor(tokens, dtype=torch.int32), slots))
+            given = model.decoder.ops.place((self.given(number, tokens), slots))
             model.encoder(*given, self.caches)
+
+    def given(self, number: int, tokens: list[int]) -> torch.Tensor:
+        """What the encoder reads of prompt `number`."""
+        return torch.tensor(tokens, dtype=torch.int32)
 
     def batch(self, counts: list[int], wanted: int | None = None) -> Batch:
         batch = super().batch(counts, wanted)

@@ -93,9 +93,12 @@ def test_bodies_made_from_the_schemas_get_what_is_documented(server: LiveServer)
     made = Schemas(told["components"]["schemas"], seed=5)
     routes = {path: methods.get("post", {}) for path, methods in told["paths"].items()}
     posts = {path: operation for path, operation in routes.items() if "requestBody" in operation}
-    assert set(posts) == {route.path for route in TABLE.routes if route.body} and len(posts) == 26
+    assert set(posts) == {route.path for route in TABLE.routes if route.body} and len(posts) == 35
     for path, operation in posts.items():
-        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        content = operation["requestBody"]["content"]
+        if "application/json" not in content:  # forms with files have tests of their own
+            continue
+        schema = content["application/json"]["schema"]
         for case in range(20_000 if FULL else 60):
             body = made.value(schema, wrong=(0.0, 0.02, 0.1)[case % 3])
             if isinstance(body, dict) and path.startswith(("/v1/c", "/v1/m")):

@@ -22,7 +22,8 @@ from stub_server import StubServer
 WALL_CLOCK = {
     "model/load/packed_folder.py", "server/service.py", "server/apis/openai/choices.py", "text/template_worker.py",
     "engine/frontend/engine_metrics.py", "engine/record/recorder.py", "server/http/gateway.py", "cache/store_folder.py",
-    "cache/disk.py", "features/adapters/edge_adapter_changes.py", "engine/start.py", "server/apis/openai/embeddings.py",
+    "cache/disk.py", "features/adapters/edge_adapter_changes.py", "engine/start.py", "server/apis/openai/classify.py",
+    "server/apis/openai/scoring.py",
     "server/apis/ollama/chat.py", "server/apis/openai/responses_answer.py", "server/models/state.py",
     "server/http/activity.py",  # when an incident was, as a page shows it
     "compress/evaluation/quality_measurement.py",  # the date of a passport

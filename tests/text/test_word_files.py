@@ -84,6 +84,16 @@ def test_word_piece_vocabularies_are_as_in_transformers(lower: bool, tmp_path: P
     ours, theirs = Tokenizer.from_folder(tmp_path), BertTokenizer.from_pretrained(tmp_path)
     for text in [*texts()[::4], "Große Äpfel [MASK] x[SEP]", ""]:
         assert ours.encode(text) == theirs(text)["input_ids"], text
+    pair = theirs("one text", "and another")
+    assert ours.encode_pair("one text", "and another") == (pair["input_ids"], pair["token_type_ids"].index(1))
+
+
+@pytest.mark.parametrize("name", ["BART", "RoBERTa"])
+def test_pairs_of_byte_level_vocabularies(name: str, tmp_path: Path) -> None:
+    kind, config = BYTE_LEVEL[name]
+    folder = byte_level_folder(tmp_path, config)
+    want = kind.from_pretrained(folder)("one text", "and another")["input_ids"]
+    assert Tokenizer.from_folder(folder).encode_pair("one text", "and another") == (want, 0)
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ class BlockTables:
 
     def _prefix_for(self, seq: Sequence) -> PrefixCache | None:
         """A request for prompt logprobs computes everything, for it needs every logit; so does a mean of all rows."""
-        every = seq.request.params.prompt_logprobs is not None or seq.request.pooling in ("mean", "cls")
+        every = seq.request.params.prompt_logprobs is not None or seq.request.pooling in ("mean", "cls", "all")
         return None if every else self.prefix
 
     def _open(self, seq: Sequence) -> None:

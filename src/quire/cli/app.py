@@ -25,6 +25,12 @@ COMMANDS = {
     "generate": Listed(
         "quire.cli.generate:generate", "Continue texts, printing them as they grow; timings go to standard error.", TALK
     ),
+    "transcribe": Listed("quire.cli.transcribe:transcribe", "Write down what is said in audio files.", TALK),
+    "embed": Listed(
+        "quire.cli.embed_texts:embed",
+        "Write the vectors of a file of texts. Run it again to go on where it was cut off.",
+        TALK,
+    ),
     "serve": Listed(
         "quire.cli.serve:serve",
         "Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it, SIGUSR1 restarts its engines.",

@@ -63,10 +63,13 @@ def inspect(options: dict[str, Any], as_json: bool) -> None:
 
 def _tables(config: EngineConfig, found: ModelFacts, choice: Choice) -> Iterator[tuple[str, Rows]]:
     """The tables by their titles; what comes before a refusal is shown."""
+    from quire.cli.inspect_pooling import pooling_rows
     from quire.compress.evaluation.passport import passport_rows, read_passport
     from quire.plan.needs import drafting_model
 
     yield "model", _model_rows(found)
+    if vectors := pooling_rows(found):
+        yield "vectors", vectors
     found = replace(found, vision=None) if config.model.language_model_only else found
     if (passport := read_passport(found.folder)) is not None:
         yield "measured", passport_rows(passport)
@@ -219,13 +222,15 @@ def _encoder_rows(found: ModelFacts) -> Rows:
     encoder = found.spec.encoder
     if not found.spec.encoder_decoder:
         return []
+    heard = f"{encoder.rows} rows of {2 * encoder.rows} frames of {encoder.bins} numbers, which are sound"
+    buckets = f"in {encoder.buckets} buckets, the last from {encoder.furthest} tokens on"
     return [
         ("encoder", f"{encoder.layers} layers; prompts are read whole and share no prefix"),
         (
             "decoder",
             f"begins with token {found.generation.decoder_start}, attends to the encoder's output in each layer",
         ),
-        ("distances", f"in {encoder.buckets} buckets, the last from {encoder.furthest} tokens on"),
+        ("reads", heard) if encoder.rows else ("distances", buckets),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Options of images in prompts: how many there may be, how large, and from where files are read."""
+"""Options of images and audio: how many there may be, how large, and from where files are read."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ class MediaConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_image_pixels: Annotated[
         int, about("Most pixels of an image, before it is made smaller for the model.", ge=1)
     ] = 50_000_000
+    max_audio_seconds: Annotated[
+        float, about("Longest audio of a request, in seconds; all that are in flight have four times as many.", gt=0)
+    ] = 7200.0
     mm_processor_cache_gb: Annotated[
         float,
         about(

@@ -7,8 +7,19 @@ from typing import Literal
 
 import msgspec
 
-PoolingKind = Literal["last", "mean", "cls"]
-"""Which rows of what the head would read make the vector: that of the last token, the mean of all, or the first."""
+PoolingKind = Literal["last", "mean", "cls", "all"]
+"""Which rows of what the head would read make the vector: that of the last token, the mean of all, or the first.
+
+"all" is of requests alone: the rows of all tokens behind each other, in place of a vector.
+"""
+
+
+class DenseModule(msgspec.Struct, frozen=True):
+    """A dense layer behind the pooled row: where it lies below the model's folder, how wide it is, its activation."""
+
+    folder: str
+    width: int
+    activation: str
 
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,8 +27,11 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
 
     `width`: numbers of a vector. `normalize`: it is divided by its length. `dimensions`: the shorter lengths that the
     model was trained to be cut to (Kusupati et al. 2022), () = not said. `labels`: the classes of a model that
-    classifies, whose vectors hold a logit each; `several`: more than one may hold at one time.
-    `generates`: whether the model can also continue a prompt. `refused`: why no pooled request is taken, "" = they are.
+    classifies, whose vectors hold a logit each; `several`: more than one may hold at one time. `raw`: scores are logits
+    and no probabilities. `pairs`: two texts are read as the tokenizer joins a pair, else behind each other. `dense`:
+    layers behind the pooled row. `prompts`: what stands before a text by the name of its task, `prompt` the usual one.
+    `longest`: tokens of a text that the model was made for, 0 = not said. `generates`: whether the model can also
+    continue a prompt. `refused`: why no pooled request is taken, "" = they are.
     """
 
     kind: PoolingKind = "last"
@@ -26,6 +40,12 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
     several: bool = False
+    raw: bool = False
+    pairs: bool = False
+    dense: tuple[DenseModule, ...] = ()
+    prompts: dict[str, str] = {}
+    prompt: str = ""
+    longest: int = 0
     generates: bool = True
     refused: str = ""
 

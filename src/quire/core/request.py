@@ -8,10 +8,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from quire.core.audio import PromptAudio
 from quire.core.errors import QuireError
 from quire.core.images import PromptImage
 from quire.core.params import SamplingParams
 from quire.core.pooling import PoolingKind
+from quire.core.speech import SpeechRules
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Explain = Literal["no", "own", "all"]
@@ -38,10 +40,23 @@ def longest_prompt(context: int, pooled: bool = False) -> int:
 
 
 class DecoderStart(msgspec.Struct, frozen=True):
-    """How rows of an encoder-decoder begin: the encoder's part fills blocks, the decoder's begins with `token`."""
+    """How rows of an encoder-decoder begin: the encoder's part fills blocks, the decoder's begins with `token`, or with
+    a request's `decoder_prompt`.
+
+    `positions`: tokens that the decoder's part may have, 0 = as many as a sequence. `rows`: where the encoder reads
+    sound, what it makes of a window, of twice as many frames of `bins` numbers; 0 = it reads tokens.
+    """
 
     block_size: int
     token: int
+    positions: int = 0
+    rows: int = 0
+    bins: int = 0
+
+    @property
+    def takes_audio(self) -> bool:
+        """Whether the encoder reads sound, and no tokens."""
+        return self.rows > 0
 
     def lead(self, encoded: int) -> int:
         """Where the decoder's part begins, behind `encoded` tokens of the encoder's: at the beginning of a block."""
@@ -59,7 +74,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     that died had put out of each sequence, None of one that had ended; this one goes on behind them.
     `grammar`: of llguidance, that the output follows, "" for none; `completion`: tokens that are a short text of it.
     `pooling`: the answer is one vector, made so of the prompt's hidden rows, and no token.
+    `second`: where the second text of a pair begins, whose tokens are of another type; 0 = there is one type.
     `images`: of the prompt, in its order; recordings on disk have them under the older name `pictures`.
+    `audio`: what an encoder reads in the place of the prompt's tokens, which are ids of its digest; `decoder_prompt`:
+    what the decoder's part begins with behind an encoder, where it is not one token; `speech`: how it may go on.
     `explain`: whether the first output is to say where its prefix was not found, and why.
     """
 
@@ -81,7 +99,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str = ""
     completion: tuple[int, ...] = ()
     pooling: PoolingKind | None = None
+    second: int = 0
     images: tuple[PromptImage, ...] = msgspec.field(default=(), name="pictures")
+    audio: PromptAudio | None = None
+    decoder_prompt: tuple[int, ...] = ()
+    speech: SpeechRules | None = None
 
     def reach(self, longest: int) -> int:
         """Tokens that a sequence of it may have in all, where none has more than `longest`."""
@@ -98,6 +120,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             or params.logit_bias
             or params.allowed_token_ids is not None
             or self.bad_words_ids
+            or self.speech is not None
             or made < params.min_tokens
         )
 

@@ -234,8 +234,11 @@ class Sequence:
         self.encoder = NO_ENCODER
         if request.decoder_start is not None:
             encoded = len(self.tokens)
-            self.encoder = EncoderPart(encoded, request.decoder_start.lead(encoded))
-            self.tokens += [request.decoder_start.token] * (self.encoder.lead + 1 - encoded)
+            start, self.encoder = request.decoder_start, EncoderPart(encoded, request.decoder_start.lead(encoded))
+            begins = request.decoder_prompt or (start.token,)
+            self.tokens += [begins[0]] * (self.encoder.lead - encoded)
+            self.tokens += begins
+            longest = min(longest, self.encoder.lead + start.positions) if start.positions else longest
         self.prompt_len = length = len(self.tokens)
         most = request.params.max_tokens
         self.limit = longest if most is None else min(longest, length + most)

@@ -20,6 +20,7 @@ from quire.engine.client import EngineInfo
 from quire.engine.components.engine_info import engine_info
 from quire.engine.components.expert_counts import ExpertCounts
 from quire.engine.components.memory_plan import MemoryPlan
+from quire.engine.requests import check_heard
 from quire.engine.stats import Stats
 from quire.features.adapters.edge_adapter_changes import AdapterChanger
 from quire.features.adapters.plan_adapters import adapters_of
@@ -164,6 +165,7 @@ class Engine:
                 raise BadRequest(f"adapter: {request.adapter!r} is not loaded", param="adapter")
             check_kind(self.pooling, request)
             check_images(self.executor.model, self.scheduler.encoding, request)
+            check_heard(self.decoder_start, self.model.spec.vocab_size, request)
             self.scheduler.add(self._own(request))
             if self.moving is not None:
                 self.moving.add(request.id)
@@ -217,7 +219,7 @@ class Engine:
             spent = time.perf_counter() - started - drafting
             self.speculator.learn(plan, results, spent, fresh=not len(self.step_queue))
         outputs = self.scheduler.commit(plan, results)
-        if self.executor.model.classifier is not None:
+        if self.executor.model.classifier:
             classify(self.executor.model.classifier, outputs)
         self.step_queue.sample_next()
         self.unchecked = True

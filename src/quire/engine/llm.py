@@ -22,6 +22,7 @@ from quire.engine.local import LocalEngine
 from quire.engine.outputs import RequestBuilder, RequestOutput
 from quire.engine.requests import (
     EncodedPrompt,
+    LoRARequest,
     Message,
     Prompt,
     Seeds,
@@ -36,6 +37,7 @@ from quire.engine.requests import (
     text_or_ids,
     with_grammar,
 )
+from quire.engine.speech.calls import SpeechCalls
 from quire.features.images.edge_image_sources import ImageSource, images_of, without_images
 from quire.features.pooling.edge_embedding import PoolingCalls
 from quire.model.disk.tokenizer import model_template, model_tokenizer
@@ -47,18 +49,6 @@ from quire.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from quire.features.images.edge_image_preparation import Preparer
     from quire.images.prompt import PreparedImage
-
-
-@dataclass(frozen=True, slots=True)
-class LoRARequest:
-    """A LoRA adapter in PEFT's format, loaded from the folder `lora_path` when it is first used.
-
-    `lora_int_id` is what vLLM asks for; adapters are told apart by `lora_name` here.
-    """
-
-    lora_name: str
-    lora_int_id: int
-    lora_path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +134,7 @@ class PromptReader:
         return {"prompt_token_ids": self.preparer.encode(text, self._prepared(sources), "messages")}
 
 
-class LLM(PoolingCalls):
+class LLM(PoolingCalls, SpeechCalls):
     """A model loaded into this process. One call at a time; use the server for concurrent callers.
 
     `model`: a folder, a hub name, or "" for the bundled model. `options`: the command line's names with underscores
@@ -347,7 +337,7 @@ class LLM(PoolingCalls):
         )
         if tokenizer is not None:
             request = with_grammar(self.info.vocab_size, tokenizer, request)
-        shown = self._reader.preparer.shown(*encoded) if encoded.images else None
+        shown = self._reader.preparer.shown(encoded.ids, encoded.images) if encoded.images else None
         structured, before = params.structured_outputs, continued(self.info, request.prompt)
         checks = None if structured is None else checks_of(structured)
         return RequestBuilder(request, text, tokenizer, before, shown, checks, special)

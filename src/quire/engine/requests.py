@@ -7,15 +7,17 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
 
+from quire.core.audio import PromptAudio
 from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ContextTooLong
 from quire.core.images import PromptImage, placeholders
 from quire.core.params import SamplingParams
-from quire.core.request import Request, longest_prompt
+from quire.core.request import DecoderStart, Request, longest_prompt
 from quire.engine.client import EngineInfo
 from quire.text.structured.grammar_reader import READER, CompiledGrammar
 from quire.text.structured.refused_grammars import REFUSED
@@ -34,10 +36,36 @@ _FIELDS = {"prompt", "prompt_token_ids", "multi_modal_data"}
 
 
 class EncodedPrompt(NamedTuple):
-    """Token ids of a prompt, and its images: their rows have ids beyond the vocabulary."""
+    """Token ids of a prompt, and its images: their rows have ids beyond the vocabulary.
+
+    `audio`: what an encoder reads in the place of the ids, which are of its digest; `decoder`: what the decoder's part
+    begins with.
+    """
 
     ids: Sequence[int]
     images: tuple[PromptImage, ...] = ()
+    audio: PromptAudio | None = None
+    decoder: tuple[int, ...] = ()
+
+
+def hearing(info: EngineInfo, audio: PromptAudio, decoder: Sequence[int]) -> EncodedPrompt:
+    """The prompt of a window of sound; `BadRequest` where the model takes none."""
+    if info.decoder_start is None or not info.decoder_start.takes_audio:
+        raise BadRequest("audio: this model takes no audio", param="file")
+    rows = info.decoder_start.rows
+    return EncodedPrompt(placeholders(audio.key, rows, info.vocab_size), (), audio, tuple(decoder))
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """A LoRA adapter in PEFT's format, loaded from the folder `lora_path` when it is first used.
+
+    `lora_int_id` is what vLLM asks for; adapters are told apart by `lora_name` here.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
 
 
 def listed(prompts: Any) -> list[Any]:
@@ -176,9 +204,12 @@ def make_request(
     the field.
     """
     params.validate(info.vocab_size)
-    ids, images = prompt if isinstance(prompt, EncodedPrompt) else (prompt, ())
+    ids, images, audio, decoder = prompt if isinstance(prompt, EncodedPrompt) else EncodedPrompt(prompt)
     limit = room(info, len(ids))
-    _check_ids(info, ids, images)
+    if audio is None:
+        _check_ids(info, ids, images)
+    if info.decoder_start is not None and info.decoder_start.positions:  # what is negative is refused below
+        limit = min(limit - max(0, len(decoder) - 1), info.decoder_start.positions - max(1, len(decoder)))
     if images and params.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs: nothing predicts the rows of images; leave it out", param="prompt_logprobs")
     if info.decoder_start is not None and params.prompt_logprobs is not None:
@@ -190,7 +221,7 @@ def make_request(
         raise BadRequest("stop: stop strings need detokenize", param="stop")
     if params.max_tokens is None or params.max_tokens > limit:
         params = msgspec.structs.replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
-    return Request(
+    made = Request(
         id=request_id,
         prompt=tuple(ids),
         params=params,
@@ -201,7 +232,33 @@ def make_request(
         priority=priority,
         adapter=adapter,
         images=images,
+        audio=audio,
+        decoder_prompt=decoder,
     )
+    check_heard(info.decoder_start, info.vocab_size, made)
+    return made
+
+
+def check_heard(start: DecoderStart | None, vocab_size: int, request: Request) -> None:
+    """`BadRequest` for sound that the model cannot take, or is without, and tokens that the decoder cannot begin
+    with."""
+    takes, audio, decoder = start is not None and start.takes_audio, request.audio, request.decoder_prompt
+    if takes != (audio is not None):
+        told = "reads audio and no text: use /v1/audio/transcriptions or LLM.transcribe" if takes else "takes no audio"
+        raise BadRequest(f"prompt: this model {told}", param="prompt")
+    if audio is None or start is None:
+        if decoder:
+            raise BadRequest("prompt: only models that read audio begin with several tokens", param="prompt")
+        return
+    if audio.bins != start.bins or len(audio.mel) != 8 * start.rows * start.bins:
+        raise BadRequest(f"audio: this model reads {2 * start.rows} frames of {start.bins} numbers", param="file")
+    if list(request.prompt) != placeholders(audio.key, start.rows, vocab_size):
+        raise BadRequest("audio: the prompt's ids are not those of the audio", param="file")
+    if decoder and not 0 <= min(decoder) <= max(decoder) < vocab_size:
+        raise BadRequest(f"prompt: the decoder begins with a token that is not in [0, {vocab_size})", param="prompt")
+    if len(decoder) >= start.positions:
+        told = f"{len(decoder)} tokens before the text, and the decoder has {start.positions} positions"
+        raise BadRequest(f"prompt: {told}", param="prompt")
 
 
 def _check_ids(info: EngineInfo, ids: Sequence[int], images: Sequence[PromptImage]) -> None:

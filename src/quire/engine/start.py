@@ -140,9 +140,17 @@ def build_engine(loaded: LoadedModels) -> Engine:
         else None,
         experts=expert_counts(model.decoder, parallel, model.place.experts),
         pooling=pooling,
-        decoder_start=None if model.encoder is None else DecoderStart(config.cache.block_size, model.decoder_start),
+        decoder_start=_decoder_start(config, model),
         load_seconds=time.monotonic() - loaded.since[1],
     )
+
+
+def _decoder_start(config: EngineConfig, model: Model) -> DecoderStart | None:
+    """How sequences of a model with an encoder begin; None without one."""
+    if model.encoder is None:
+        return None
+    stack, positions = model.spec.encoder, model.spec.max_position if model.spec.encoder.rows else 0
+    return DecoderStart(config.cache.block_size, model.decoder_start, positions, stack.rows, stack.bins)
 
 
 def _tables(executor: Executor, kv: KVPlan, store: BlockStore | None) -> BlockTables:
@@ -151,7 +159,7 @@ def _tables(executor: Executor, kv: KVPlan, store: BlockStore | None) -> BlockTa
     cache, tiers = executor.config.cache, None if store is None else store.tiers
     pool = BlockPool(kv.blocks, kv.sizes.holders, watcher=tiers)
     secret, identity = (b"", str) if store is None else (store.secret, store.identity)
-    shares = cache.enable_prefix_caching and executor.model.encoder is None
+    shares = cache.enable_prefix_caching and not executor.model.reads_whole
     states = None
     if kv.states.slots:
         most, interval = executor.config.scheduler.max_num_seqs, kv.states.interval if shares else 0

@@ -47,7 +47,8 @@ class Vocab:
     `named`: role ("bos_token", ...) -> id. `ends`: ids that end a sequence. `add_eos`: text ends with a token, of
     wordpiece the one that separates. Of unigrams, `charsmap`: what characters are replaced by before, as SentencePiece
     compiles it; `merge_spaces`: several spaces are one, and none are around the text. Of wordpiece, `lowercase` and
-    `strip_accents`: what is done to text before.
+    `strip_accents`: what is done to text before. `add_sep`: of a pair of texts, a token that separates stands behind
+    what ends the first.
     """
 
     kind: str
@@ -65,6 +66,7 @@ class Vocab:
     merge_spaces: bool = False
     lowercase: bool = True
     strip_accents: bool = True
+    add_sep: bool = False
 
 
 class _Reader:
@@ -152,7 +154,7 @@ def read_vocab(file: GgufFile) -> Vocab:
     named = (usual if count > max(usual.values(), default=0) else {}) | special_ids(file)
     if kind == "wordpiece" and "cls_token" in named:
         named = {"bos_token": named["cls_token"]} | named
-    last = "add_sep_token" if kind == "wordpiece" else "add_eos_token"
+    always = kind == "wordpiece"  # whatever the keys say
     return Vocab(
         kind=kind,
         pre=pre,
@@ -162,8 +164,9 @@ def read_vocab(file: GgufFile) -> Vocab:
         merges=_merges(file) if kind == "bpe" else [],
         named=named,
         ends=end_ids(file),
-        add_bos=read.get("tokenizer.ggml.add_bos_token", bool, kind in ("spm", "wordpiece") or pre in BOS_BY_DEFAULT),
-        add_eos=read.get(f"tokenizer.ggml.{last}", bool, kind in ("unigram", "wordpiece")),
+        add_bos=read.get("tokenizer.ggml.add_bos_token", bool, kind == "spm" or pre in BOS_BY_DEFAULT) or always,
+        add_eos=read.get("tokenizer.ggml.add_eos_token", bool, kind == "unigram") or always,
+        add_sep=read.get("tokenizer.ggml.add_sep_token", bool, False) and not always,
         add_space_prefix=read.get("tokenizer.ggml.add_space_prefix", bool, kind == "spm"),
         charsmap=_charsmap(file),
         merge_spaces=read.get("tokenizer.ggml.remove_extra_whitespaces", bool, False),

@@ -30,6 +30,7 @@ from quire.model.families.text_parts import parts_left_out
 from quire.model.known import known_of, known_of_device
 from quire.model.load.adapter_extension import Base
 from quire.model.load.adapters import Adapters, parse_modules
+from quire.model.load.audio_encoder import load_audio_encoder
 from quire.model.load.builders import load_decoder
 from quire.model.load.classifier import load_classifier
 from quire.model.load.encoder import load_encoder
@@ -40,13 +41,15 @@ from quire.model.load.pipeline_stages import stages_of
 from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.mixers.layer_mixers import layouts_of, states_of
+from quire.model.net.audio_encoder import AudioEncoder
 from quire.model.net.decoder import Decoder
 from quire.model.net.encoder import Encoder
 from quire.model.offload.choose import keeper
 from quire.model.offload.shared_host import Shards
+from quire.model.pooled_head import PooledHead
 from quire.model.spec import ModelSpec
 from quire.model.transformers_backend.detect import TransformersModel, find_borrowed
-from quire.ops.arrays import AnyArray, Host
+from quire.ops.arrays import AnyArray
 from quire.ops.backend import Ops
 from quire.ops.layout import CacheLayout, StateLayout
 from quire.ops.lazy import require_torch, torch_dtype
@@ -64,7 +67,7 @@ class Model:
 
     `quantization`: the format of its matrices, "none" for plain numbers.
     `report`: role -> (kind, bytes over all layers). `generation_defaults`: names and values for `SamplingParams`.
-    `classifier` [labels, hidden] f32 on the host, of a model of classes. `writing`: the packed cache that is being
+    `classifier`: layers behind pooled rows, on the host. `writing`: the packed cache that is being
     written. `span`: the layers of one stage, None: all. `place`: where this process is among those that run the model.
     `vision`: what makes rows of images, if it takes any. `known`: what it and the device are, to be asked what they
     exclude. `states`: how recurrent states of layers lie, none where no layer has any.
@@ -85,16 +88,21 @@ class Model:
     folder: Path
     notes: tuple[str, ...]
     adapters: Adapters | None = None
-    encoder: Encoder | None = None
+    encoder: Encoder | AudioEncoder | None = None
     decoder_start: int = 0
     writing: Writing | None = None
     place: RankPlace = ALONE
     span: range | None = None
     pooling: Pooling = NO_VECTORS
-    classifier: Host | None = None
+    classifier: PooledHead = ()
     vision: Vision | None = None
     known: Known = NOTHING
     states: tuple[StateLayout | None, ...] = ()
+
+    @property
+    def reads_whole(self) -> bool:
+        """Whether every token of a prompt changes all of its keys, so that prompts are neither cut nor shared."""
+        return self.encoder is not None or self.spec.bidirectional
 
     @cached_property
     def short_reach(self) -> int:
@@ -142,7 +150,7 @@ def load_model(
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)
     asked, notes = compute_dtype(options.dtype, opened.dtype)
     share = share_of(place, stages_of(config.parallel, spec), step_of(opened, target, options.group_size))
-    length = max_model_len(options.max_model_len, spec)
+    length = max_model_len(options.max_model_len, spec, opened.pooling.longest)
     check_groups(opened, target, options.group_size)
     layouts = kv_layouts(config.cache, local_spec(spec, share), asked, ops)
     reader = _reader(config, opened, ops, form_of(config, asked, target), share, progress)
@@ -219,10 +227,12 @@ def _reader(
     return WeightReader(opened, ops, form, share, progress, adapters, cache)
 
 
-def _encoder(reader: WeightReader, decoder: Decoder, still: AnyArray) -> Encoder | None:
+def _encoder(reader: WeightReader, decoder: Decoder, still: AnyArray) -> Encoder | AudioEncoder | None:
     """The rank's share of the encoder, where there is one."""
     if not reader.opened.spec.encoder_decoder:
         return None
+    if reader.opened.spec.encoder.rows:
+        return load_audio_encoder(reader, still)
     require_torch(f"{reader.opened.spec.family!r}, whose encoder's attention is torch's,", "train")
     return load_encoder(reader, decoder.embed, still)
 
@@ -240,8 +250,10 @@ def _vision(reader: WeightReader, dtype: Dtype) -> Vision | None:
 
 
 def _ropes(reader: WeightReader, length: int) -> dict[Rope, AnyArray]:
-    """The tables of layers' ropes for `length` positions, on the device."""
-    tables = shared_tables(reader.opened.spec.rope, length)
+    """The tables of layers' ropes for `length` positions, on the device; positions of second texts lie behind these."""
+    spec = reader.opened.spec
+    turns = any(rope.dim for rope in spec.rope)
+    tables = shared_tables(spec.rope, length if turns else max(length, spec.typed_positions))
     reader.count("rope", "f32", sum(t.nbytes for t in tables.values()))
     return dict(zip(tables, reader.place(tuple(tables.values())), strict=True))
 

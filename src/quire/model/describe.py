@@ -12,14 +12,16 @@ from typing import Any
 
 from quire.core.dtypes import BF16, F16, F32, F64, Dtype
 from quire.core.errors import ConfigError, ModelError
+from quire.core.pooling import NO_VECTORS, Pooling
 from quire.model.disk.assistant_headers import open_assistant
 from quire.model.disk.checkpoint import Checkpoint, TensorSource, float_dtype, resolve
 from quire.model.disk.claim import claim, drop_layers_beyond
 from quire.model.disk.dummy import DummyWeights
 from quire.model.disk.generation import GenerationDefaults, read_generation
 from quire.model.disk.gguf_model import GgufModel
+from quire.model.disk.gguf_pooling import file_pooling
 from quire.model.disk.headers import ModelHeaders, VisionHeaders
-from quire.model.disk.hf_config import read_json
+from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.disk.mmproj_file import find_mmproj, refuse_mmproj
 from quire.model.disk.mtp_layer import left_out, part_mtp, with_mtp
 from quire.model.disk.pooling_config import CLASSIFIER, classifies, headless, read_pooling
@@ -100,6 +102,7 @@ class ModelFacts:
     vision: VisionFacts | None = None
     quantized: bool = False
     borrowed: bool = False
+    pooling: Pooling = NO_VECTORS
     mtp: ModelFacts | None = None
 
 
@@ -156,13 +159,18 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
         claimed = claim(source.infos, spec, family, required, scheme)
     except ModelError as error:
         raise ModelError(f"{folder}: {error.message}") from None
-    pooling, beside = read_pooling(folder, config, spec.hidden, not bare), _images(model, gguf, hub, spec, notes)
-    named = own_name(model, folder)
-    vision, spec = beside or (open_vision(folder, raw, spec, vision_part, seed), spec)
-    made = ModelHeaders(
-        named, folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes), pooling, vision
-    )
+    pooling = _pooling(folder, config, spec, bare, gguf)
+    seen = _images(model, gguf, hub, spec, notes)
+    vision, spec = seen or (open_vision(folder, raw, spec, vision_part, seed), spec)
+    named, told = own_name(model, folder), tuple(notes)
+    made = ModelHeaders(named, folder, config, spec, family, source, scheme, claimed, dtype, told, pooling, vision)
     return with_mtp(made, further)
+
+
+def _pooling(folder: Path, config: HfConfig, spec: ModelSpec, bare: bool, gguf: GgufModel | None) -> Pooling:
+    """How the model makes vectors or classes, as its folder or its file says. `bare`: it has no head."""
+    made = read_pooling(folder, config, spec.hidden, not bare and not spec.bidirectional, spec.bidirectional)
+    return made if gguf is None else file_pooling(gguf.file, gguf.prefix, gguf.architecture, made)
 
 
 def _images(
@@ -242,6 +250,7 @@ def _facts(opened: ModelHeaders) -> ModelFacts:
         vision=vision,
         quantized=opened.quantized,
         mtp=mtp,
+        pooling=opened.pooling,
     )
 
 
@@ -304,11 +313,18 @@ def compute_dtype(asked: str, on_disk: Dtype) -> tuple[Dtype, tuple[str, ...]]:
     return dtype, ()
 
 
-def max_model_len(asked: int, spec: ModelSpec) -> int:
-    """`--max-model-len`, 0 = what config.json gives; `ConfigError` when the positions cannot be computed faithfully."""
+def max_model_len(asked: int, spec: ModelSpec, usual: int = 0) -> int:
+    """`--max-model-len`, 0 = what config.json gives, or `usual`, if that is less; `ConfigError` when the positions
+    cannot be computed faithfully."""
     if asked > spec.max_length:
         raise ConfigError(
             f"--max-model-len {asked} is more than this model's {spec.max_length} positions; use at most that",
             param="max_model_len",
         )
-    return asked or spec.max_position
+    if 0 < asked <= spec.encoder.room:
+        raise ConfigError(
+            f"--max-model-len {asked}: what the encoder hears takes {spec.encoder.room} of it; use at least "
+            f"{spec.encoder.room + 1}",
+            param="max_model_len",
+        )
+    return asked or min(spec.max_position, usual or spec.max_position) + spec.encoder.room

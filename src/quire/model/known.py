@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from quire.core.config import EngineConfig
 from quire.core.exclusions.exclusion import Known
 from quire.core.exclusions.features import (
+    BIDIRECTIONAL,
     BORROWED,
     GPU,
     GPU_PROCESSES,
+    HEARING,
     IMAGES,
     LAYER_INPUTS,
     NO_EXPERTS,
@@ -46,7 +48,9 @@ def known_of(config: EngineConfig, model: ModelFacts | ModelHeaders) -> Known:
         (QUANTIZED, again),
         (LAYER_INPUTS, spec.inputs.width > 0),
         (STREAMS, spec.streams.count > 0),
+        (BIDIRECTIONAL, spec.bidirectional),
         (TURNS, spec.streams.turns.stack > 0),
+        (HEARING, spec.encoder.rows > 0),
         (PASSING, spec.moe.late),
         (UNLIKE_LAYERS, len({(size.heads, size.kv_heads, size.head_dim) for size in spec.sizes}) > 1),
     )

@@ -64,6 +64,7 @@ ROLES = {
         for name in ("positive", "negative", "beta", "eps")
     },
     "router": Role("dense", lambda s: (s.moe.choices, s.hidden), where=_sparse),
+    "experts_bias": Role("vector", lambda s: (s.hidden,), where=_sparse, optional=True),
     "router_bias": Role(
         "vector",
         lambda s: (s.moe.choices,),

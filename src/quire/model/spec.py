@@ -8,6 +8,8 @@ from typing import Any
 
 from quire.core.windows import widest
 from quire.model.draft_sizes import NO_ASSISTANT, AssistantSizes
+from quire.model.encoder_sizes import NO_ENCODER
+from quire.model.encoder_sizes import EncoderStack as EncoderStack
 from quire.model.expert_sizes import NO_EXPERTS as NO_EXPERTS
 from quire.model.expert_sizes import MoE as MoE
 from quire.model.families.delta_sizes import NO_DELTA, DeltaSizes
@@ -18,6 +20,7 @@ from quire.model.latent_sizes import MLA as MLA
 from quire.model.latent_sizes import NO_LATENTS
 from quire.model.layer_sizes import NO_INPUTS, NO_NGRAMS, ONE_STREAM, LayerInputs, LayerSizes, Ngrams, Streams
 from quire.model.tower_sizes import NO_CONNECTOR, NO_TOWER, Connector, Patches
+from quire.ops.attention_spec import ALL
 from quire.ops.entries import NO_ENTRIES, EntrySizes
 from quire.ops.indexer import NO_BLOCK_INDEXER, NO_POOLED_INDEXER, BlockIndexer, PooledIndexer
 
@@ -100,22 +103,6 @@ class SharedBlocks:
 
 
 @dataclass(frozen=True)
-class EncoderStack:
-    """The encoder's stack of an encoder-decoder (Raffel et al. 2020): `layers` of the decoder's widths, 0 = there is
-    none.
-
-    Scores of both stacks get a number per head by the bucket of the distance between query and key: `buckets` of them,
-    the last for `furthest` tokens and more. `start`: the token that the decoder begins with, if generation_config.json
-    names no other.
-    """
-
-    layers: int = 0
-    buckets: int = 0
-    furthest: int = 0
-    start: int = 0
-
-
-@dataclass(frozen=True)
 class Sight:
     """What images in a prompt change in the decoder, beside rows that are given instead of looked up.
 
@@ -168,6 +155,9 @@ class ModelSpec:
     lightning attention. `bare`: (role, layer) of norms that other layers have and this one has not.
     `gate`: what the gates of attention are, where there are any: "sigmoid" or "softplus". `value_head`: numbers of a
     head's values, 0 = `head_dim`. `window_sinks`: only layers with windows have sinks.
+    `bidirectional`: rows see tokens behind their own, as many as before it where there is a window, else all: an
+    encoder (Devlin et al. 2019). `token_types`: rows of the table of what is added to the first, second ... text of a
+    prompt, 0 = there is none.
     `sizes`: those of each layer, empty where all layers are alike; `at` gives the spec with those of one.
     `file_layers`: the layer of the files that each layer is a part of; empty = there it is a layer too. The join
     "twins": the first part has a scan, the second attention and an MLP; "passing": `late` experts of the first.
@@ -232,7 +222,9 @@ class ModelSpec:
     channels: ChannelSizes = ChannelSizes()
     shared: SharedBlocks = SharedBlocks()
     factors: Factors = Factors()
-    encoder: EncoderStack = EncoderStack()
+    encoder: EncoderStack = NO_ENCODER
+    bidirectional: bool = False
+    token_types: int = 0
     sight: Sight = Sight()
     patches: Patches = NO_TOWER
     connector: Connector = NO_CONNECTOR
@@ -247,6 +239,17 @@ class ModelSpec:
     def encoder_decoder(self) -> bool:
         """Whether its layers read what an encoder made of the prompt."""
         return self.encoder.layers > 0
+
+    def later_seen(self, layer: int) -> int:
+        """Tokens behind its own that a row of `layer` sees."""
+        if not self.bidirectional:
+            return 0
+        return self.windows[layer] - 1 if self.windows[layer] else ALL
+
+    @property
+    def typed_positions(self) -> int:
+        """Rows of the table of learned positions, for each type of tokens."""
+        return (self.max_position + self.position_offset) * max(1, self.token_types)
 
     @property
     def own_layers(self) -> tuple[int, ...]:
@@ -347,4 +350,5 @@ class ModelSpec:
     @property
     def max_length(self) -> int:
         """The longest sequence `--max-model-len` may ask for: `max_position` times what the rope extension allows."""
-        return int(self.max_position * min(r.scaling.stretch for r in self.rope))
+        longest = int(self.max_position * min(r.scaling.stretch for r in self.rope))
+        return longest + self.encoder.room

@@ -114,13 +114,17 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, order: int, spec: AttentionSpec) ->
     n, m, repeat = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     row = torch.arange(m - n, m) if order == ONE_BY_ONE else torch.full((n,), m - 1)
-    distance = row[:, None] - torch.arange(m)
-    hidden = distance < 0
-    if spec.window:
+    seen = torch.arange(m)
+    if spec.window:  # what no row sees may never have been written
         lowest = torch.tensor([first_seen(spec.window, i) for i in row.tolist()])
-        hidden = hidden | (torch.arange(m) < lowest[:, None])
+        seen = seen[int(lowest.min()) :]
+        k, v, m = k[:, :, -len(seen) :], v[:, :, -len(seen) :], len(seen)
+    distance = row[:, None] - seen
+    hidden = distance < -spec.after
+    if spec.window:
+        hidden = hidden | (seen < lowest[:, None])
     if not spec.softcap and spec.sinks is None and spec.alibi is None and spec.bias is None:
-        causal = n == m and order == ONE_BY_ONE and not spec.window
+        causal = n == m and order == ONE_BY_ONE and not spec.window and not spec.after
         mask = None if causal or not bool(hidden.any()) else ~hidden
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=spec.scale, enable_gqa=repeat > 1
@@ -130,9 +134,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, order: int, spec: AttentionSpec) ->
     if spec.softcap:
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
     if spec.alibi is not None:
-        scores = scores - spec.alibi[:, None, None] * distance
+        scores = scores - spec.alibi[:, None, None] * distance.abs()
     if spec.bias is not None:
-        scores = scores + spec.bias[:, distance.clamp(0, spec.bias.shape[1] - 1)]
+        scores = scores + spec.bias[:, (distance + spec.behind).clamp(0, spec.bias.shape[1] - 1)]
     scores = scores.masked_fill(hidden, -torch.inf)
     if spec.sinks is not None:
         scores = torch.cat((scores, spec.sinks[:, None, None].expand(len(q), -1, n, 1)), -1)

@@ -58,7 +58,7 @@ class AttentionDescriptor(Descriptor):
     """Heads of queries and how they attend."""
 
     _fields_ = [
-        *words("sinks", "alibi", "bias", "distances", "heads", "window", "queries_only", "pool"),
+        *words("sinks", "alibi", "bias", "distances", "behind", "heads", "window", "after", "queries_only", "pool"),
         ("scale", c_float),
         ("softcap", c_float),
     ]

@@ -85,6 +85,8 @@ class BatchBuilder:
     def __init__(self, arrays: Arrays, model: Model, block_size: int) -> None:
         self._arrays, self._block_size, self._adapters = arrays, block_size, model.adapters
         self.rope_shift = RopeShift(model.short_reach, model.max_model_len)
+        spec = model.spec
+        self._second = spec.typed_positions // spec.token_types if spec.token_types > 1 else 0
         self._grids, self._image_token = bool(model.spec.sight.sections), model.spec.sight.token
         self.image_chunks = list[ImageChunk]()
         self.failed: Failed = {}
@@ -138,6 +140,8 @@ class BatchBuilder:
                 except BaseException as error:
                     fail(self.failed, seq, error, "images")
                     arrays.tokens[at:stop] = arrays.positions[at:stop] = 0
+            if self._second and seq.request.second:
+                arrays.positions[at + max(seq.request.second - start, 0) : stop] += self._second
             if self.rope_shift.short:
                 arrays.positions[at:stop] += self.rope_shift.of(seq)
             at, blocks = stop, max(blocks, len(seq.kv.blocks[0]))
@@ -219,10 +223,12 @@ class BatchBuilder:
         (known, times, at), self._owners[s] = self._owners[s], owner
         return min(at, first) if known is seq and times == seq.times.preemptions else None
 
-    def encoded(self, seq: Sequence) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The tokens of the encoder's part of `seq`, and where in the cache it lies."""
+    def encoded(self, seq: Sequence) -> tuple[NDArray[np.int32] | NDArray[np.float32], NDArray[np.int64]]:
+        """The tokens of the encoder's part of `seq`, or the sound in their place, and where in the cache it lies."""
         at, size = np.arange(seq.encoder.tokens), self._block_size
         slots = np.asarray(seq.kv.blocks[0], np.int64)[at // size] * size + at % size
+        if seq.request.audio is not None:
+            return seq.request.audio.frames, slots
         return np.array(seq.tokens[: seq.encoder.tokens], np.int32), slots
 
     def drew(self, rows: list[LogitRow]) -> None:

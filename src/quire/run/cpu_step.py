@@ -56,8 +56,9 @@ class CpuStep(LocalStep):
         """
         arrays, size = self.arrays, self.caches.block_size
         blocks = min(self.caches.blocks, arrays.max_blocks, len(arrays.tokens) // size)
-        tokens = min(blocks * size, self.model.max_model_len)  # the ropes' tables end there, within a block or not
-        if not tokens:
+        longest = self.model.max_model_len - self.model.spec.encoder.room
+        tokens = min(blocks * size, longest)  # the tables of positions end there, within a block or not
+        if tokens < 1:
             return
         arrays.positions[:tokens] = arrays.slots[:, :tokens] = np.arange(tokens)
         arrays.block_tables[:, 0, :blocks] = np.arange(blocks)

@@ -118,7 +118,7 @@ class MultiRankStep:
         """Logits by this rank alone, which has the head."""
         return self._own.scores(rows, places)
 
-    def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
+    def encode(self, tokens: NDArray[np.int32] | NDArray[np.float32], slots: NDArray[np.int64]) -> None:
         """Have all ranks compute the encoder's part."""
         self._ranks.tell(Encode(tokens.tobytes(), slots.tobytes()))
         self._own.encode(tokens, slots)

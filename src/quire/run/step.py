@@ -77,8 +77,8 @@ class ModelStep(Protocol):
         """The logits of some of `rows`, as `logits_in_pieces` does."""
         ...
 
-    def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
-        """Compute an encoder's part, which is always computed as one; its keys and values go to `slots`."""
+    def encode(self, tokens: NDArray[np.int32] | NDArray[np.float32], slots: NDArray[np.int64]) -> None:
+        """Compute an encoder's part, tokens or frames of sound, as one; its keys and values go to `slots`."""
         ...
 
 
@@ -187,7 +187,7 @@ class LocalStep(ABC):
             piece = replace(batch, logit_rows=batch.logit_rows[rows])
             yield self.ops.compute(partial(decoder.score, h[rows], piece), together=self.record_steps)
 
-    def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
+    def encode(self, tokens: NDArray[np.int32] | NDArray[np.float32], slots: NDArray[np.int64]) -> None:
         """Compute the encoder's part of a prompt; its keys and values go to `slots`."""
         assert self.model.encoder is not None
         self.model.encoder(self.ops.put(tokens), self.ops.put(slots), self.caches.of_layer)

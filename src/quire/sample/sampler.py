@@ -31,6 +31,7 @@ from quire.ops.sampling import (
     RowEdits,
 )
 from quire.sample.logit_edits import LogitEdits
+from quire.sample.speech_rules import mask_of
 
 NUMERICS = NumericError(
     "the model's logits are not finite numbers (NaN or infinity); the weights or their number format are at fault"
@@ -157,7 +158,8 @@ def _logsumexp(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 class Sampler:
     """Chooses tokens. A choice depends on nothing but the row's logits, the request, and (seed, position, index).
 
-    Log-probabilities are of the model's own logits, before penalties and temperature (vLLM's `raw_logprobs`).
+    Log-probabilities are of the model's own logits, before penalties and temperature (vLLM's `raw_logprobs`); where
+    rules of speech exclude tokens, of what they leave, as transformers judges a text by.
     """
 
     def __init__(self, ops: SamplingOps, vocab_size: int, masks: MaskBuilder | None = None) -> None:
@@ -264,7 +266,7 @@ class Sampler:
         work.drawn.append(row)
         if params.logprobs is None or not scores:
             return
-        if edited:
+        if edited and seq.request.speech is None:
             work.raw.append(LogprobQuery(row, len(work.raw), -1 - place, params.logprobs))
         else:
             work.scored.append(LogprobQuery(row, row, -1 - place, params.logprobs))
@@ -274,6 +276,8 @@ class Sampler:
     ) -> list[Found]:
         """Edit, draw, then score what was asked for; edited rows that want log-probabilities are copied aside first."""
         raw = logits[[query.row for query in work.raw]] if work.raw else logits
+        for edit in edits:
+            self._add_speech_mask(logits, edit, rows[edit.row], work.failed)
         if edits:
             self._penalize(logits, edits, rows, work.failed)
         found: list[Found] = []
@@ -287,6 +291,18 @@ class Sampler:
                 records = np.array([(q.at, q.token) for q in queries], QUERY)
                 found += self._ops.top_logprobs(source, records, max(q.k for q in queries), drawn)
         return found
+
+    def _add_speech_mask(self, logits: Array, edit: RowEdits, of: LogitRow, failed: Failed) -> None:
+        """Add what rules of speech exclude, of a row whose request has such."""
+        seq = of.seq
+        if seq.request.speech is None:
+            return
+        try:
+            said = seq.tokens[seq.prompt_len : of.position]
+            mask = mask_of(seq.request.speech, said, self._ops.host(logits[edit.row]))
+            edit.mask = mask if edit.mask is None else mask & edit.mask[: len(mask)]
+        except Exception as error:
+            fail(failed, seq, error, "sampling")
 
     def _penalize(self, logits: Array, edits: list[RowEdits], rows: GenericSequence[LogitRow], failed: Failed) -> None:
         """Edit logits. An op that refuses has changed nothing: row by row, it says which of them it refuses."""

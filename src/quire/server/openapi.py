@@ -61,7 +61,8 @@ def _operation(route: Route) -> dict[str, Any]:
     if route.query:
         found["parameters"] = [{"name": name, "in": "query", "schema": kind} for name, kind in route.query.items()]
     if route.body:
-        found["requestBody"] = {"content": {"application/json": {"schema": _schema(route.body)}}, "required": True}
+        kind = "multipart/form-data" if route.form else "application/json"
+        found["requestBody"] = {"content": {kind: {"schema": _schema(route.body)}}, "required": True}
     return found | {"responses": _responses(route)}
 
 
@@ -69,6 +70,7 @@ def _schemas(routes: Sequence[Route], strict: bool) -> dict[str, Any]:
     bodies = [kind for route in routes for kind in route.body]
     errors = {route.dialect.shape for route in routes}
     replies = [*errors, *(kind for route in routes for kind in route.reply)]
+    replies += [route.reply_type for route in routes if route.reply_type is not None]
     _, schemas = msgspec.json.schema_components([*bodies, *replies], schema_hook=_lazy, ref_template=_REFS)
     for schema in schemas.values() if not strict else ():
         schema.pop("additionalProperties", None)
@@ -108,6 +110,9 @@ def _content(route: Route) -> dict[str, Any]:
         items = {"type": "array", "items": schema}
         either = {"anyOf": [schema, items]} if route.reply_may_be_list else schema
         found["application/json"] = {"schema": items if route.reply_is_list else either}
+    if route.reply_type is not None:
+        [schema], _ = msgspec.json.schema_components([route.reply_type], schema_hook=_lazy, ref_template=_REFS)
+        found["application/json"] = {"schema": {"anyOf": [schema, _schema(route.reply)]} if route.reply else schema}
     text = {"schema": {"type": "string"}}
     return found | ({route.stream: text} if route.stream else {}) | ({"text/plain": text} if route.text else {})
 

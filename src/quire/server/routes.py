@@ -8,7 +8,20 @@ from quire.server.apis.llama_cpp import completion
 from quire.server.apis.ollama import chat as ollama_chat
 from quire.server.apis.ollama import embed as ollama_embed
 from quire.server.apis.ollama import models as ollama_models
-from quire.server.apis.openai import adapters, chat, completions, embeddings, model_loading, models, responses, tokenize
+from quire.server.apis.openai import (
+    adapters,
+    chat,
+    classify,
+    completions,
+    embeddings,
+    model_loading,
+    models,
+    responses,
+    scoring,
+    tokenize,
+    transcriptions,
+)
+from quire.server.apis.tei import embed_inputs, predict
 from quire.server.apis.tgi import generate
 from quire.server.http.routes import RouteTable
 
@@ -17,6 +30,9 @@ TABLE = RouteTable(
         *completions.ROUTES,
         *chat.ROUTES,
         *embeddings.ROUTES,
+        *scoring.ROUTES,
+        *classify.ROUTES,
+        *transcriptions.ROUTES,
         *responses.ROUTES,
         *models.ROUTES,
         *adapters.ROUTES,
@@ -29,6 +45,8 @@ TABLE = RouteTable(
         *ollama_models.ROUTES,
         *completion.ROUTES,
         *generate.ROUTES,
+        *embed_inputs.ROUTES,
+        *predict.ROUTES,
         *model_loading.ROUTES,
     )
 )

@@ -56,7 +56,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     shutdown_timeout: Annotated[float, about("Seconds to let requests finish after SIGTERM or SIGHUP.", ge=0)] = 30.0
     max_body_bytes: Annotated[
-        int, about("Largest request body; 0 = 8 MiB, and 64 MiB where the model takes images.")
+        int, about("Largest request body; 0 = 8 MiB, and 64 MiB where the model takes images or audio.")
     ] = 0
     max_prompt_logprobs: Annotated[
         int,
@@ -163,9 +163,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool, about("Let clients empty the prefix cache by POST /reset_prefix_cache.")
     ] = False
 
-    def sized(self, takes_images: bool) -> ServerOptions:
-        """Set the limit of bodies that is meant where none was given; `takes_images`: they may come in bodies."""
-        usual = LARGE_BODY if takes_images else USUAL_BODY
+    def sized(self, takes_files: bool) -> ServerOptions:
+        """Set the limit of bodies that is meant where none was given; `takes_files`: images or audio may be in them."""
+        usual = LARGE_BODY if takes_files else USUAL_BODY
         return self if self.max_body_bytes else replace(self, max_body_bytes=usual)
 
     def validate(self) -> None:

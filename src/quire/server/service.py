@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
@@ -14,6 +15,7 @@ import quire
 from quire.core.config import EngineConfig
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.requests import Seeds, sampling_defaults
+from quire.engine.speech.vocabulary import SpeechVocabulary, speech_vocabulary
 from quire.server.http.errors import ModelNotFound
 from quire.server.http.metrics import HttpMetrics
 from quire.server.server_options import ServerOptions
@@ -46,9 +48,13 @@ class Service:
     config: EngineConfig
     http: HttpMetrics = field(default_factory=HttpMetrics)
     created: int = field(default_factory=lambda: int(time.time()))
+    audio_seconds: float = 0.0
+    """Of sound that is held for requests in flight."""
+    decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+    """Files of sound that are decoded at a time, each of which may become large."""
 
     def __post_init__(self) -> None:
-        self.options = self.options.sized(self.engine.info.takes_images)
+        self.options = self.options.sized(self.engine.info.takes_images or self.hears)
         self.formats: Formats = formats_of(self.options, self.template, self.tokenizer)
         if self.options.enable_auto_tool_choice and self.template is not None and not self.template.shows_tools:
             logger.warning(
@@ -57,6 +63,17 @@ class Service:
                 self.names[0],
             )
         self.media = Media(self.engine, self.config, self.options, self.tokenizer)
+
+    @property
+    def hears(self) -> bool:
+        """Whether the model reads audio, and no text."""
+        start = self.engine.info.decoder_start
+        return start is not None and start.takes_audio
+
+    @cached_property
+    def speech(self) -> SpeechVocabulary:
+        """Tokens by which texts of audio are asked for; `BadRequest` where the model takes none."""
+        return speech_vocabulary(self.engine.info, self.tokenizer)
 
     @cached_property
     def names(self) -> tuple[str, ...]:

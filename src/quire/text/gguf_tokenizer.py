@@ -65,8 +65,10 @@ def build(vocab: Vocab, path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str
         raise ModelError(f"{path}: tokenizer.ggml: {error}") from None
     closing = CLOSING.get(vocab.kind, "eos_token")
     named = {role: vocab.tokens[i] for role, i in vocab.named.items() if role not in ("eot_token", "eom_token")}
-    bos, eos = ([(vocab.named[r], named[r])] if r in named else [] for r in ("bos_token", closing))
-    backend.post_processor = put_around(bos if vocab.add_bos else [], eos if vocab.add_eos else [])
+    bos, eos, sep = ([(vocab.named[r], named[r])] if r in named else [] for r in ("bos_token", closing, "sep_token"))
+    between = sep or eos if vocab.add_sep else []
+    first, last = bos if vocab.add_bos else [], eos if vocab.add_eos else []
+    backend.post_processor = put_around(first, last, between=between, kinds=vocab.kind == "wordpiece")
     return backend, named
 
 

@@ -16,7 +16,7 @@ from quire.core.errors import BadRequest, ModelError, QuireError, is_panic
 from quire.core.files import read_json, read_text, why_missing
 from quire.text.bounds import most_bytes
 from quire.text.gguf_tokenizer import read_tokenizer
-from quire.text.special_tokens import found_around, put_around
+from quire.text.special_tokens import found_around, joined, put_around
 from quire.text.tokenizer_process import TokenizerProxy, bounded
 from quire.text.vocab_files import BYTE_OF, find_vocab_file, read_vocab_file
 
@@ -159,6 +159,12 @@ class Tokenizer:
         if CUT in text:
             ids = [i for i in ids if i != self._cut_id]
         return ids
+
+    def encode_pair(self, one: str, other: str, limit: int = 0, last: bool = False) -> tuple[list[int], int]:
+        """Token ids of two texts as the model reads a pair, and where its second type of tokens begins (0: nowhere);
+        of more than `limit` tokens, if that is not 0, the longer text is cut at its end, or to its `last` tokens."""
+        with _raising(BadRequest, "the texts cannot be encoded"):
+            return joined(self._backend, (one, other), limit, last)
 
     def offsets(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Where in `text` each token of `encode` begins: the characters that the tokens before it cover whole."""

@@ -28,6 +28,7 @@ NORMAL_BYTES = 64 << 20
 """Most bytes of a text as it is cut to tokens."""
 LARGEST_TEXT = 8 << 20
 """Bytes of a text for which it need not be asked how it grows: a body has no more."""
+SHORT = "a"
 CHUNK = 16 << 10
 """Characters that are normalized at a time to see how long a text becomes."""
 _PROGRAM = Program(
@@ -52,6 +53,13 @@ class ProxyEncoding(NamedTuple):
     ids: list[int]
     special_tokens_mask: list[int]
     offsets: list[tuple[int, int]]
+    type_ids: list[int]
+
+    def truncate(self, most: int, direction: str = "right") -> None:
+        """Leave the first `most` tokens, or the last where what is "left" of them is cut."""
+        rows = slice(most, None) if direction == "right" else slice(0, len(self.ids) - most)
+        for each in (self.ids, self.special_tokens_mask, self.offsets, self.type_ids):
+            del each[rows]
 
 
 class TokenizerProxy:
@@ -88,7 +96,18 @@ class TokenizerProxy:
         self._check_length(text)
         if not self.slow:
             return self._backend.encode(text, add_special_tokens=add_special_tokens)
-        return ProxyEncoding(**self._ask(text, around=add_special_tokens, normalize=False))
+        return ProxyEncoding(**self._ask(text, around=add_special_tokens, normalize=False), type_ids=[])
+
+    def post_process(self, one: Any, other: Any) -> Any:
+        """Join a pair as the library does, whose own it need not be: where each text lies is seen of a short one."""
+        if not isinstance(one, ProxyEncoding):
+            return self._backend.post_process(one, other)
+        ids, kinds, last = list[int](), list[int](), None
+        whole = self._backend.encode(SHORT, SHORT)
+        for token, kind, text in zip(whole.ids, whole.type_ids, whole.sequence_ids, strict=True):
+            more = [token] if text is None else [] if text == last else (one, other)[text].ids
+            ids, kinds, last = ids + more, kinds + [kind] * len(more), text
+        return ProxyEncoding(ids, [], [], kinds)
 
     def normalize(self, text: str) -> str:
         """The normal form of `text`."""

@@ -69,7 +69,7 @@ def _byte_level(path: Path, config: Mapping[str, Any]) -> Found:
     whole = _kind(path.parent, config) in _WHOLE_TEXTS
     named = _named(backend, config, _ROBERTA if whole else _GPT2)
     if whole:
-        _enclose(backend, config, named)
+        _enclose(backend, config, named, words=False)
     return backend, named
 
 
@@ -84,7 +84,7 @@ def _word_piece(path: Path, config: Mapping[str, Any]) -> Found:
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
     named = _named(backend, config, _BERT)
-    _enclose(backend, config, named)
+    _enclose(backend, config, named, words=True)
     return backend, named
 
 
@@ -113,15 +113,17 @@ def _named(backend: tokenizers.Tokenizer, config: Mapping[str, Any], usual: dict
     return named
 
 
-def _enclose(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """Have every text stand between its first token and its last."""
+def _enclose(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str], words: bool) -> None:
+    """Have every text stand between its first token and its last; of a pair, of `words` and their pieces, the second is
+    of another kind, else the last token stands twice between them."""
     around = [list[Token](), list[Token]()]
     for place, role in zip(around, ("cls_token", "sep_token"), strict=True):
         text = _text(config.get(role)) or named.get(role)
         number = None if text is None else backend.token_to_id(text)
         if text is not None and number is not None:
             place.append((number, text))
-    backend.post_processor = put_around(*around)
+    first, last = around
+    backend.post_processor = put_around(first, last, between=() if words else last, kinds=words)
 
 
 def _text(value: Any) -> str | None:

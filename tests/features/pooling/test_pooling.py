@@ -212,9 +212,6 @@ def test_what_cannot_be_is_refused_with_the_reason(stack: tuple[Path, Any], tmp_
     with pytest.raises(ModelError, match="finish the download"):
         llm_of(tmp_path)
     (tmp_path / "modules.json").unlink()
-    edit_config(tmp_path, use_bidirectional_attention=True)
-    with pytest.raises(ModelError, match="behind a token"):
-        llm_of(tmp_path)
     with quire.LLM(device="cpu", num_blocks=16, enable_lora=True) as llm, pytest.raises(BadRequest, match="lora"):
         llm.embed([[1, 2, 3]])
 

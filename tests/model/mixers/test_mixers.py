@@ -21,6 +21,7 @@ from quire.core.exclusions.features import CONVOLUTIONS, ENCODER, LATENTS, STATE
 from quire.model.build import Model
 from quire.model.families.delta_sizes import DeltaSizes
 from quire.model.families.rope import NO_ROPE
+from quire.model.layer_sizes import Ngrams
 from quire.model.load.layer_mixers import MIXERS
 from quire.model.load.roles import ROLES
 from quire.model.mixers import attention, channel_scan, cross, delta, latent, lightning, scan, shared_block, short_conv
@@ -29,18 +30,23 @@ from quire.model.mixers.block_indexed import BlockIndexedAttention
 from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.delta import DeltaRule
+from quire.model.mixers.entry_attention import EntryAttention
 from quire.model.mixers.indexed import IndexedLatents
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.layer_mixers import kept_by_layer, layouts_of
 from quire.model.mixers.lightning import Lightning
 from quire.model.mixers.mixer import LayerCacheSpec, Mixer
+from quire.model.mixers.ngram_delta import NgramDeltaRule
 from quire.model.mixers.no_mixer import NoMixer
+from quire.model.mixers.pooled_indexed import PooledIndexedAttention
 from quire.model.mixers.scan import SelectiveScan
 from quire.model.mixers.shared_block import SharedBlock
 from quire.model.mixers.short_conv import ShortConvolution
 from quire.model.spec import MLA, ChannelSizes, ConvSizes, ModelSpec, ScanSizes
 from quire.ops.arrays import to_numpy
 from quire.ops.convolution import RowLayout
+from quire.ops.entries import EntrySizes
+from quire.ops.indexer import PooledIndexer
 from quire.ops.latents import LatentLayout
 from quire.ops.layout import CacheLayout, KVLayout
 from quire.parallel.rank_place import ALONE
@@ -63,6 +69,9 @@ SHAPES: list[Mixer] = [
     SharedBlock(4, 4, 32, wide=128, inner=96),
     ChannelScan(ChannelSizes(64, 16, 4, 4)),
     Lightning(4, 16),
+    PooledIndexedAttention(8, 2, 64, indexer=PooledIndexer(4, 32, 16, 64, (True,))),
+    NgramDeltaRule(DeltaSizes(2, 4, 16, 8, 4), ngrams=Ngrams(0, 3, 2, 32, 4), streams=128),
+    EntryAttention(8, 64, EntrySizes(64, 16, 2, 32, 16, (0,), (False,), 4, 32, 8)),
 ]
 OWNERS = ("mixers/", "families/", "load/latent.py", "spec.py")
 """Files under model/ that may look at the sizes of latent attention."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from live_server import LiveServer
-from quire.server.apis.openai.prompts import encode_first
+from quire.server.apis.openai.prompts import encode_shortened
 from real_server import real
 
 ollama = pytest.importorskip("ollama", reason="the extra 'clients' is not installed")
@@ -72,7 +72,7 @@ async def test_special_tokens_stay(server: LiveServer, monkeypatch: pytest.Monke
         server.tokenizer, "encode", lambda text, special=True: [1, *encode(text), 2] if special else encode(text)
     )
     long = "number " * 60
-    assert await encode_first(server.service, [long, "a"], 32) == [[1, *encode(long)[:30], 2], [1, *encode("a"), 2]]
+    assert await encode_shortened(server.service, [long, "a"], 32) == [[1, *encode(long)[:30], 2], [1, *encode("a"), 2]]
 
 
 def test_what_is_ignored_is_named(server: LiveServer) -> None:

@@ -84,6 +84,14 @@ def test_a_body_names_its_model(server: Server, stubs: Stubs) -> None:
     assert stream.text.endswith("data: [DONE]\n\n") and stubs.asked() == "b"
 
 
+def test_forms_name_their_model(server: Server) -> None:
+    for name, status, told in (("b", 400, "takes no audio"), ("zz", 404, "zz"), (None, 400, "takes no audio")):
+        data = {} if name is None else {"model": name}
+        reply = server.http.post("/v1/audio/transcriptions", files={"file": b"RIFF"}, data=data)
+        assert reply.status_code == status and told in reply.text, reply.text
+    assert server.http.post("/v1/audio/transcriptions", json={"model": "b"}).status_code == 415
+
+
 def test_what_names_none_is_for_the_address_or_the_first(server: Server, stubs: Stubs) -> None:
     tgi = {"inputs": "x", "parameters": {"max_new_tokens": 2}}
     for path in ("/generate", "/generate_stream", "/", "/completion", "/v1/completions"):

@@ -52,7 +52,7 @@ def test_the_files_are_served_strictly_and_parse_no_markup() -> None:
 def test_every_operation_is_in_a_group() -> None:
     paths = document("1", TABLE.routes, False)["paths"]
     groups = {facts["tags"][0] for verbs in paths.values() for facts in verbs.values()}
-    assert groups == {"OpenAI", "Anthropic", "Ollama", "llama.cpp", "TGI", "Monitoring", "Administration"}
+    assert groups == {"OpenAI", "Anthropic", "Ollama", "llama.cpp", "TGI", "TEI", "Monitoring", "Administration"}
     assert paths["/v1/models/load"]["post"]["tags"] == ["Administration"]
     assert paths["/dashboard/state"]["get"]["tags"] == ["Monitoring"]
 

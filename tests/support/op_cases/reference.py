@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from op_cases.registry import cases
 from op_cases.weights import CODES, TABLES, normal, random_weight
 from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention_spec import ALL, AttentionSpec
 from quire.ops.experts import ACTIVATIONS
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.layout import KVLayout
@@ -167,7 +167,7 @@ def rope_and_cache_cases(g: Generator, dtypes: tuple[Dtype, ...] = (BF16, F32)) 
             }
 
 
-def attention_spec(g: Generator, heads: int, scale: float, window: int, extras: str) -> AttentionSpec:
+def attention_spec(g: Generator, heads: int, scale: float, window: int, extras: str, after: int = 0) -> AttentionSpec:
     """A score function with the `extras` of `attention_case`."""
     return AttentionSpec(
         scale,
@@ -176,6 +176,8 @@ def attention_spec(g: Generator, heads: int, scale: float, window: int, extras: 
         sinks=normal(g, heads) * 3 if "sinks" in extras else None,
         alibi=2.0 ** -torch.arange(1, heads + 1).float() if "alibi" in extras else None,
         bias=normal(g, heads, 130) if "bias" in extras else None,
+        after=after,
+        behind=60 if after and "bias" in extras else 0,
     )
 
 
@@ -187,10 +189,12 @@ def attention_case(
     window: int = 0,
     garbage: bool = True,
     extras: str = "",
+    after: int = 0,
 ) -> Case:
     """A paged batch with (new rows, context) per sequence; blocks lie shuffled, unwritten slots NaN if `garbage`.
 
     `extras` names what else the scores have: any of "softcap", "sinks", "alibi", "bias", joined by spaces.
+    `after`: keys behind its own that a row sees.
     """
     size, blocks = layout.block_size, [-(-context // layout.block_size) for _, context in rows]
     cache = allocate(layout, sum(blocks) + 2)
@@ -214,7 +218,7 @@ def attention_case(
         "cu_q": counts.cumsum(0).int(),
         "context": torch.tensor([context for _, context in rows], dtype=torch.int32),
         "block_tables": tables,
-        "spec": attention_spec(g, heads, layout.head_dim**-0.5, window, extras),
+        "spec": attention_spec(g, heads, layout.head_dim**-0.5, window, extras, after),
     }
 
 
@@ -236,6 +240,7 @@ def attention_cases(g: Generator) -> Iterator[Case]:
         large["qkv"] *= 1e4
         yield large
         yield from attention_extra_cases(g, dtype)
+        yield from attention_behind_cases(g, dtype)
     for dtype in (F16, I8, F8):
         yield from attention_narrow_cases(g, dtype)
 
@@ -268,6 +273,18 @@ def attention_extra_cases(g: Generator, dtype: Dtype) -> Iterator[Case]:
         large = attention_case(g, KVLayout(16, 1, 16, dtype), 2, rows, extras="softcap")
         large["qkv"] *= 1e4
         yield large
+
+
+def attention_behind_cases(g: Generator, dtype: Dtype) -> Iterator[Case]:
+    """Rows that see tokens behind their own: all, or as many as before it; whole prompts, and what is left of some."""
+    rows = ((1, 1), (7, 7), (40, 40), (130, 130), (9, 700), (600, 600))
+    for block_size, kv_heads, heads, d in ((16, 4, 4, 32), (1, 2, 2, 24), (64, 1, 4, 64), (128, 3, 3, 64)):
+        yield attention_case(g, KVLayout(block_size, kv_heads, d, dtype), heads, rows, after=ALL)
+        yield attention_case(g, KVLayout(block_size, kv_heads, d, dtype), heads, rows, 65, after=64)
+        yield attention_case(g, KVLayout(block_size, kv_heads, d, dtype), heads, rows, 3, after=2)
+    for extras in ("alibi", "bias", "softcap sinks"):
+        for window, after in ((0, ALL), (100, 99)):
+            yield attention_case(g, KVLayout(16, 2, 32, dtype), 4, rows, window, extras=extras, after=after)
 
 
 @cases("gated_activation")

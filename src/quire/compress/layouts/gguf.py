@@ -27,6 +27,7 @@ from quire.compress.layouts.gguf_assistants import (
 from quire.compress.layouts.gguf_facts import facts_of, same, same_turns, whole_rope
 from quire.compress.layouts.gguf_images import decoders_of, images_file, write_images
 from quire.compress.layouts.gguf_pieces import Piece, lists_of, pieces_of, shape_of
+from quire.compress.layouts.gguf_pooled import pooled_facts, pooled_tensors
 from quire.compress.layouts.gguf_values import Values
 from quire.compress.layouts.gguf_vocab import vocabulary
 from quire.core.errors import ConfigError, ModelError
@@ -50,7 +51,7 @@ NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_
 """Format for rows that are no whole number of its blocks -> one with shorter blocks, as llama.cpp chooses."""
 SHORT = "F16"
 """Format for rows that are no whole number of blocks of 32."""
-EXACT = ("positions", "relative_bias", "encoder_relative_bias")
+EXACT = ("positions", "token_types", "relative_bias", "encoder_relative_bias")
 """Tables that are kept in F32."""
 UNTOLD = ("family", "norm", "interleaved_rope", "tied_head", "eos_token_ids", "rope", "sight")
 """Facts that tensors or the vocabulary say, that are compared in a way of their own, or that the file of what makes
@@ -140,6 +141,8 @@ class _Writer:
     important: Importance = field(default_factory=dict)
     imatrix: str = ""
     pieces: list[Piece] = field(init=False)
+    behind: dict[str, np.ndarray[Any, Any]] = field(init=False)
+    """Matrices and vectors behind pooled rows."""
 
     def __post_init__(self) -> None:
         names, layers = {**NAMES, **self.architecture.called(self.opened.spec)}, self.opened.spec.layers
@@ -148,6 +151,7 @@ class _Writer:
             pieces_of(self.opened, self.architecture, names),
             key=lambda p: outer.get(p.role, layers) if p.layer is None else p.layer,
         )
+        self.behind = pooled_tensors(self.opened, self.architecture)
         if self.drafts is not None:
             family = replace(self.opened.family, names=names, mtp=self.architecture.mtp)
             self.pieces += pieces_of(self.drafts, self.architecture, mtp_family(family, layers).names)
@@ -167,11 +171,13 @@ class _Writer:
             f"{self.arch}.{key}": value for key, value in facts_of(self.opened, self.architecture, self.drafts).items()
         }
         found |= lists_of(self.opened, self.architecture) | drafting_facts(self.arch, spec)
+        found |= pooled_facts(self.opened, self.architecture, f"{self.arch}.", self.behind)
         if spec.sight.sections and SECTIONS in self.architecture.known:
             found[f"{self.arch}.{SECTIONS}"] = np.array([*spec.sight.sections, 0], np.int32)
         if DEEP in self.architecture.known:
             found[f"{self.arch}.{DEEP}"] = spec.sight.deep
-        found |= vocabulary(self.opened.folder, spec.vocab_size, spec.bos_token_id, spec.eos_token_ids)
+        first, ends = (None, ()) if spec.bidirectional else (spec.bos_token_id, spec.eos_token_ids)
+        found |= vocabulary(self.opened.folder, spec.vocab_size, first, ends)
         if found.get(f"{self.arch}.{WINDOW[0]}") and WINDOW[1] in self.architecture.extra:
             every = (*spec.windows, *(self.drafts.spec.windows if self.drafts is not None else ()))
             found[f"{self.arch}.{WINDOW[1]}"] = np.array([window > 0 for window in every])
@@ -186,10 +192,13 @@ class _Writer:
         with tempfile.TemporaryDirectory() as folder:
             path, ropes = Path(folder) / "facts.gguf", self._rope_factors()
             infos = [NewTensor(name, "F32", (len(t),)) for name, t in ropes.items()]
-            infos += [NewTensor(piece.name, "F32", (1,)) for piece in self.pieces]
-            write_file(path, metadata, infos, (*ropes.values(), *(np.zeros(1, "<f4") for _ in self.pieces)))
+            names = (*(piece.name for piece in self.pieces), *self.behind)
+            infos += [NewTensor(name, "F32", (1,)) for name in names]
+            write_file(path, metadata, infos, (*ropes.values(), *(np.zeros(1, "<f4") for _ in names)))
             read = read_back(path, self.opened.spec.assistant.width > 0)
         spec = self.opened.spec if self.architecture.stored is None else self.architecture.stored(self.opened.spec)
+        if spec.bidirectional:  # whose first and last tokens the tokenizer alone puts
+            spec = replace(spec, bos_token_id=read.bos_token_id, eos_token_ids=())
         if not set(spec.eos_token_ids) <= set(read.eos_token_ids):
             return "end tokens"
         wrong = (f.name for f in fields(ModelSpec) if f.name not in UNTOLD
@@ -219,7 +228,8 @@ class _Writer:
     def tensors(self) -> list[NewTensor]:
         """List what the file holds, in order."""
         ropes = [NewTensor(name, "F32", (len(t),)) for name, t in self._rope_factors().items()]
-        return ropes + [NewTensor(p.name, self._kind(p), shape_of(p, self.architecture)) for p in self.pieces]
+        own = [NewTensor(p.name, self._kind(p), shape_of(p, self.architecture)) for p in self.pieces]
+        return ropes + own + [NewTensor(name, "F32", t.shape) for name, t in self.behind.items()]
 
     def data(self) -> Iterator[np.ndarray[Any, Any]]:
         """Yield the bytes of each tensor."""
@@ -233,6 +243,7 @@ class _Writer:
                 raise ModelError(f"{self.opened.folder}: {piece.name}: {error.message}") from None
             yield data[0] if len(data) == 1 else np.concatenate(data)
             piece.of.source.give_back()
+        yield from self.behind.values()
 
     def _kind(self, piece: Piece) -> str:
         """Choose the format of a tensor."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_names import (
+    CAUSAL,
     FIELDS,
     GATING,
     INNER,
@@ -80,7 +81,7 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
         found |= {TURNED[0]: turned} if turned else {}
     if KEY_LENGTHS[1] in architecture.known and not absorbed:
         found |= _head_sizes(spec)
-    found["vocab_size"] = spec.vocab_size
+    found |= {"vocab_size": spec.vocab_size, **({CAUSAL: False} if spec.bidirectional else {})}
     found |= _windows(spec, rope, attends)
     further = int(drafts is not None)
     if further:
@@ -115,7 +116,8 @@ def _windows(spec: ModelSpec, rope: Rope, attends: Sequence[bool]) -> dict[str, 
         return {}
     local = next(r for r, window in zip(spec.rope, windows, strict=True) if window)
     base = {WINDOW[2]: float(local.theta)} if local.dim and local.theta != rope.theta else {}
-    return {WINDOW[0]: max(windows)} | base
+    widest = 2 * (max(windows) - 1) if spec.bidirectional else max(windows)  # on both sides
+    return {WINDOW[0]: widest} | base
 
 
 def _latents(opened: ModelHeaders, architecture: Architecture) -> dict[str, Any]:

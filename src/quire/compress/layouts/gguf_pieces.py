@@ -51,6 +51,8 @@ def pieces_of(opened: ModelHeaders, architecture: Architecture, names: Mapping[s
     for role, holder, place, parts in _roles(opened, architecture):
         if role not in names:
             raise ConfigError(f"{opened.folder}: {next(iter(parts.values()))} has no name in GGUF ({role})")
+        if role in architecture.unbiased and "bias" in parts:
+            raise ConfigError(f"{opened.folder}: llama.cpp reads no {parts['bias']} of such models; keep the folder")
         base = _base(parts)
         stack = "encoder_layer" if DISK_ROLES[role].encoder else "layer"
         prefix = "" if place.layer is None else names[stack].format(opened.spec.file_layer(place.layer))

@@ -96,6 +96,8 @@ class Values:
             values = values[torch.from_numpy(rows)]
         if piece.part == "weight" and (columns := columns_of(piece, self.architecture)) is not None:
             values = values[:, torch.from_numpy(columns)]
+        if role == "positions":
+            values = values[spec.position_offset :]  # those before are of no token
         if role in self.architecture.rates:
             values = self.architecture.rate_sign * values.float().exp()
         if piece.part == "weight" and spec.stored_less_one(role):

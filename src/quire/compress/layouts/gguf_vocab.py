@@ -17,9 +17,9 @@ import numpy as np
 import tokenizers
 
 from quire.core.errors import ConfigError
-from quire.gguf.vocab import BYTE, CONTROL, KINDS, NORMAL, ROLES, UNKNOWN, UNUSED, USER_DEFINED, Vocab
+from quire.gguf.vocab import BYTE, CONTROL, KINDS, NORMAL, ROLES, SCORED, UNKNOWN, UNUSED, USER_DEFINED, Vocab
 from quire.model.disk.hf_config import read_json
-from quire.text.gguf_tokenizer import build
+from quire.text.gguf_tokenizer import INSIDE, SPACE, build
 from quire.text.gguf_words import PRE, WHOLE_WORDS
 from quire.text.template import read_templates
 from quire.text.tokenizer import Tokenizer
@@ -33,6 +33,8 @@ TEXTS = (
     "HelloWorld camelCase x2y", "def f(x):\n    return x**2  # ok", "\x01\x7f",
 )  # fmt: skip
 """Texts on which the ways to cut text differ."""
+TYPES = {"BPE": "", "Unigram": "unigram", "WordPiece": "wordpiece"}
+"""Models of tokenizer.json, and GGUF's kinds, of which BPE is two."""
 NO_PIECE = -10000.0
 """The score of what is no piece of text."""
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -50,8 +52,8 @@ def vocabulary(folder: Path, size: int, bos: int | None, ends: tuple[int, ...]) 
         raise ConfigError(f"{path} is missing: a GGUF file carries its vocabulary; save the tokenizer with the model")
     raw, tokenizer = read_json(path) if words is None else _made_of(words), Tokenizer.from_folder(folder)
     model = raw.get("model") or {}
-    if model.get("type") not in ("BPE", "Unigram"):
-        raise _refused(path, f"is of type {model.get('type')}, only BPE and Unigram can be written")
+    if model.get("type") not in TYPES:
+        raise _refused(path, f"is of type {model.get('type')}, only BPE, Unigram and WordPiece can be written")
     if tokenizer.vocab_size > size:
         raise _refused(path, f"has ids up to {tokenizer.vocab_size - 1}, the model has {size} rows")
     tokens, types = _tokens(raw, tokenizer, size)
@@ -62,18 +64,22 @@ def vocabulary(folder: Path, size: int, bos: int | None, ends: tuple[int, ...]) 
     named |= dict(zip(("eos_token", "eot_token", "eom_token"), ends, strict=False))
     bare, around = (tokenizer.encode(TEXTS[0], add_special_tokens=special) for special in (False, True))
     start = next((i for i in range(len(around)) if around[i : i + len(bare)] == bare), 0)
-    kind = "unigram" if model["type"] == "Unigram" else "bpe" if tokenizer.byte_level else "spm"
+    kind = TYPES[model["type"]] or ("bpe" if tokenizer.byte_level else "spm")
+    if len(around) > len(bare):  # which a config need not name
+        named |= _ends_of(kind, around, start, len(bare))
+    if kind == "wordpiece":
+        tokens, types = _marked(tokens, types)
     vocab = Vocab(
         kind=kind,
         pre="default",
         tokens=tokens,
         types=types,
-        scores=[0.0] * size if kind == "bpe" else _scores(model, tokens),
+        scores=_scores(model, tokens) if kind in SCORED else [0.0] * size,
         merges=_merges(model) if kind == "bpe" else [],
         named=named,
         ends=ends,
-        add_bos=start > 0,
-        add_eos=len(around) > start + len(bare),
+        add_bos=start > 0 or kind == "wordpiece",
+        add_eos=len(around) > start + len(bare) or kind == "wordpiece",
         add_space_prefix=False,
         charsmap=_charsmap(raw.get("normalizer") or {}),
     )
@@ -109,6 +115,25 @@ def _tokens(raw: Mapping[str, Any], tokenizer: Tokenizer, size: int) -> tuple[li
         else:
             types[i] = BYTE if not tokenizer.byte_level and _BYTE.fullmatch(token) else NORMAL
     return tokens, types
+
+
+def _ends_of(kind: str, around: list[int], start: int, count: int) -> dict[str, int]:
+    """The tokens that stand around `count` of a text from `start` on, by their roles."""
+    first, last = ("cls_token", "sep_token") if kind == "wordpiece" else ("bos_token", "eos_token")
+    found = {first: around[start - 1], "bos_token": around[start - 1]} if start else {}
+    return found | (
+        {last: around[start + count], "eos_token": around[start + count]} if len(around) > start + count else {}
+    )
+
+
+def _marked(tokens: list[str], types: list[int]) -> tuple[list[str], list[int]]:
+    """Pieces as files of WordPiece have them: those are marked that begin a word."""
+    types = [CONTROL if kind == UNKNOWN else kind for kind in types]
+    marked = [
+        token if kind == CONTROL else token.removeprefix(INSIDE) if token.startswith(INSIDE) else SPACE + token
+        for token, kind in zip(tokens, types, strict=True)
+    ]
+    return marked, types
 
 
 def _own(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,7 +179,9 @@ def _scores(model: Mapping[str, Any], tokens: list[str]) -> list[float]:
 def _fitting(vocab: Vocab, raw: Mapping[str, Any], tokenizer: Tokenizer, path: Path) -> Vocab:
     """The vocabulary with the way to cut text that gives the tokenizer's ids."""
     changes: list[dict[str, Any]]
-    if vocab.kind == "bpe":
+    if vocab.kind == "wordpiece":
+        changes = [{"lowercase": low, "strip_accents": bare} for low in (True, False) for bare in (low, not low)]
+    elif vocab.kind == "bpe":
         whole = bool(raw["model"].get("ignore_merges"))
         changes = [{"pre": name} for name in _same_words(raw) if (name in WHOLE_WORDS) == whole]
     else:
@@ -164,9 +191,18 @@ def _fitting(vocab: Vocab, raw: Mapping[str, Any], tokenizer: Tokenizer, path: P
         fitting = Vocab(**{**vars(vocab), **change})
         backend, _ = build(fitting, path)
         if all(backend.encode(text).ids == tokenizer.encode(text) for text in TEXTS):
-            return fitting
+            return _with_pairs(fitting, tokenizer, path)
     raise _refused(path, f"cuts text in a way of its own, known are {', '.join(PRE)}" if vocab.kind == "bpe" else
                    "gives other tokens than its pieces by their scores")  # fmt: skip
+
+
+def _with_pairs(vocab: Vocab, tokenizer: Tokenizer, path: Path) -> Vocab:
+    """The vocabulary that joins pairs of texts as the tokenizer does, if one does."""
+    for add in (False, True):
+        fitting = Vocab(**{**vars(vocab), "add_sep": add})
+        if build(fitting, path)[0].encode(*TEXTS[:2]).ids == tokenizer.encode_pair(*TEXTS[:2])[0]:
+            return fitting
+    return vocab
 
 
 def _same_words(raw: Mapping[str, Any]) -> list[str]:
@@ -194,12 +230,16 @@ def _metadata(vocab: Vocab) -> dict[str, Any]:
         "tokenizer.ggml.token_type": np.array(vocab.types, "<i4"),
         "tokenizer.ggml.add_bos_token": vocab.add_bos,
         "tokenizer.ggml.add_eos_token": vocab.add_eos,
+        **({"tokenizer.ggml.add_sep_token": True} if vocab.add_sep else {}),
         "tokenizer.ggml.add_space_prefix": vocab.add_space_prefix,
     }
     if vocab.kind == "bpe":
         found["tokenizer.ggml.merges"] = [f"{left} {right}" for left, right in vocab.merges]
-    else:
+    elif vocab.kind in SCORED:
         found["tokenizer.ggml.scores"] = np.array(vocab.scores, "<f4")
+    else:
+        own = {"lowercase": vocab.lowercase, "strip_accents": vocab.strip_accents}
+        found |= {f"tokenizer.ggml.normalizer.{name}": on for name, on in own.items()}
     if vocab.kind == "unigram":
         found["tokenizer.ggml.remove_extra_whitespaces"] = vocab.merge_spaces
         found |= {"tokenizer.ggml.precompiled_charsmap": np.frombuffer(vocab.charsmap, "u1")} if vocab.charsmap else {}

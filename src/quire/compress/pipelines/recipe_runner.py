@@ -86,12 +86,21 @@ def compress(
                 context = StageContext(number, model, target, source, recipe, work, rows, report, spilled)
                 run_stage(context, stage)
                 model = str(target)
-            if passport and is_assistant(source):
-                log.warning("%s: no passport is measured: it drafts for another model, and says nothing alone", out)
+            if passport and (why := unmeasured(source)):
+                log.warning("%s: no passport is measured: %s", out, why)
             elif passport and not (Path(model) / ADAPTER_CONFIG).exists():
                 with progress.stage("measuring what was made"):
                     measure_passport(source, Path(model), out.name, recipe, text)
         work.finish(lambda made: _link_folder(Path(model), made))
+
+
+def unmeasured(source: str) -> str:
+    """Why the logits of `source` tell nothing, "" where they do."""
+    if is_assistant(source):
+        return "it drafts for another model, and says nothing alone"
+    if borrowed_headers(resolve(source)) is None and open_model(source).spec.bidirectional:
+        return "it makes vectors, and has no text of its own that could be compared"
+    return ""
 
 
 def check_layers(source: str, recipe: Recipe) -> None:

@@ -107,6 +107,8 @@ DRAFTS_ON_ONE_RANK = Feature("a draft model on one rank of several", "speculativ
 
 # The model
 ENCODER = Feature("an encoder", known_from=MODEL)
+HEARING = Feature("an encoder of sound", known_from=MODEL)
+BIDIRECTIONAL = Feature("bidirectional attention", known_from=MODEL)
 LATENTS = Feature("latent attention", known_from=MODEL)
 SHARED_INDEXERS = Feature("layers that share an indexer", known_from=MODEL)
 BLOCK_INDEXERS = Feature("attention to blocks that an indexer chooses", known_from=MODEL)

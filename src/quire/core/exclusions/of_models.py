@@ -8,6 +8,7 @@ from quire.core.exclusions.features import (
     ADAPTER_TABLES,
     ADAPTER_TOKEN_NORMS,
     ASYNC,
+    BIDIRECTIONAL,
     BORROWED,
     CHANNEL_SCANS,
     CONTEXT,
@@ -67,6 +68,7 @@ from quire.core.exclusions.features import (
 )
 from quire.core.exclusions.of_layers import HEADS, OF_LAYERS
 from quire.core.exclusions.of_sparse_attention import OF_SPARSE_ATTENTION
+from quire.core.exclusions.of_speech import OF_SPEECH
 
 OUT = "leave it out"
 FROM_FILE = (LAYERS_ON_DISK, EXPERTS_ON_DISK)
@@ -152,6 +154,16 @@ OF_ENCODERS = (
         "encoder-decoder models are not drafted for: their cross attention is of rows that are no chunk",
         OUT,
     ),
+)
+
+OF_BIDIRECTIONAL = (
+    Exclusion(CONTEXT, BIDIRECTIONAL, "attention to later tokens folds no splits of keys that other ranks have", OUT),
+    *(
+        Exclusion(a, BIDIRECTIONAL, "{family!r} is an encoder, whose keys all depend on all tokens of a prompt", OUT)
+        for a in (KV_STORE, KV_OFFLOADING)
+    ),
+    Exclusion(TARGET_ITL, BIDIRECTIONAL, "it cuts prompts into chunks, and an encoder reads them whole", OUT),
+    Exclusion(DRAFTS, BIDIRECTIONAL, "{family!r} is an encoder and makes vectors, for which nothing is drafted", OUT),
 )
 
 OF_OTHER_MODELS = (
@@ -364,8 +376,10 @@ ROWS = (
     *OF_GPU_PROCESSES,
     *OF_BORROWED,
     *OF_ENCODERS,
+    *OF_BIDIRECTIONAL,
     *OF_OTHER_MODELS,
     *OF_SPARSE_ATTENTION,
+    *OF_SPEECH,
     *OF_DEVICES,
     *OF_ADAPTERS,
     *OF_VECTORS,

@@ -67,7 +67,7 @@ def same_weights(one: EngineConfig, other: EngineConfig) -> bool:
 
 def _limits(limits: SchedulerConfig, model: Model, length: int) -> SchedulerConfig:
     """Limits of steps. An encoder reads all of a prompt at once: none is cut, and a step has room for `length`."""
-    if model.encoder is None:
+    if not model.reads_whole:
         return replace(limits, max_num_batched_tokens=limits.rows(length))
     room = max(limits.max_num_batched_tokens, length)
     return replace(limits, enable_chunked_prefill=False, max_num_batched_tokens=room)

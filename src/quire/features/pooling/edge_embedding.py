@@ -17,10 +17,11 @@ from quire.core.params import SamplingParams
 from quire.core.pooling import Pooling
 from quire.core.request import Output, Request, longest_prompt, random_id
 from quire.engine.client import EngineInfo
-from quire.engine.requests import listed
+from quire.engine.requests import LoRARequest, listed
 
 if TYPE_CHECKING:
     from quire.engine.local import LocalEngine
+    from quire.text.tokenizer import Tokenizer
 
 Vector = NDArray[np.float32]
 _ONE = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
@@ -29,13 +30,16 @@ _ONE = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
 @dataclass(frozen=True, kw_only=True)
 class PoolingParams:
     """How a vector is given. `dimensions`: its first so many numbers, None = all. `normalize`: divided by its length;
-    None = as the model's files say, and always where it was cut."""
+    None = as the model's files say, and always where it was cut. `prompt_name`: of what the model's files have stand
+    before a text of a task ("query", "document"); None = the usual one, "" = none."""
 
     dimensions: int | None = None
     normalize: bool | None = None
+    prompt_name: str | None = None
 
     def validate(self, pooling: Pooling) -> None:
         """`BadRequest` naming the field, for a model that gives `pooling`."""
+        task_prompt(pooling, self.prompt_name)
         if self.dimensions is None:
             return
         if pooling.labels:
@@ -47,8 +51,13 @@ class PoolingParams:
             raise BadRequest(f"dimensions: this model was trained to be cut to {known}", param="dimensions")
 
 
-def pooled_request(info: EngineInfo, prompt: Sequence[int], param: str = "prompt") -> Request:
-    """A request for the vector of a prompt, which came as the field `param`; `BadRequest` when it cannot be had."""
+def pooled_request(
+    info: EngineInfo, prompt: Sequence[int], param: str = "prompt", second: int = 0, adapter: str = ""
+) -> Request:
+    """A request for the vector of a prompt, which came as the field `param`; `BadRequest` when it cannot be had.
+
+    `second`: where the second text of a pair begins, `adapter`: of LoRA (`Request`).
+    """
     pooling = info.pooling
     if pooling.refused:
         raise BadRequest(f"no vectors can be had of this model here: {pooling.refused}")
@@ -62,7 +71,16 @@ def pooled_request(info: EngineInfo, prompt: Sequence[int], param: str = "prompt
     if strange is not None:
         raise BadRequest(f"{param}: token id {strange} is not in [0, {info.vocab_size})", param=param)
     return Request(id=random_id(), prompt=tuple(prompt), params=_ONE, seed=0, arrival=time.monotonic(),
-                   pooling=pooling.kind)  # fmt: skip
+                   pooling=pooling.kind, second=second, adapter=adapter)  # fmt: skip
+
+
+def task_prompt(pooling: Pooling, name: str | None) -> str:
+    """What stands before a text of the task `name`; None = the usual task, "" = no task."""
+    named = pooling.prompt if name is None else name
+    if named and named not in pooling.prompts:
+        known = ", ".join(pooling.prompts) or "none"
+        raise BadRequest(f"prompt_name: this model has no prompt {named[:40]!r}; it has {known}", param="prompt_name")
+    return pooling.prompts[named] if named else ""
 
 
 def vector_of(output: Output) -> Vector:
@@ -99,16 +117,36 @@ def cosine(one: Vector, other: Vector) -> float:
 
 
 def relevance(pooling: Pooling, logits: Vector) -> float:
-    """The score of a pair by a model of classes: the probability of its one class, or of the second of two."""
-    found = probabilities(pooling, logits)
+    """The score of a pair by a model of classes: the probability of its one class, or of the second of two; or the
+    logit of its one class, as the model's files may ask."""
+    found = logits if pooling.raw and len(pooling.labels) == 1 else probabilities(pooling, logits)
     return float(found[-1])
+
+
+def raw_relevance(pooling: Pooling, logits: Vector) -> float:
+    """The score of a pair before it becomes a probability: the logit of the one class, or of the second of two above
+    that of the first."""
+    if len(logits) == 1 or pooling.several:
+        return float(logits[-1])
+    return float(logits[-1].astype(np.float64) - logits[0])
+
+
+def likely_relevance(pooling: Pooling, logits: Vector) -> float:
+    """The score of a pair as a probability, whatever the model's files ask for."""
+    return float(probabilities(pooling, logits)[-1])
+
+
+def check_classifies(pooling: Pooling) -> None:
+    """`BadRequest` for a model without classes."""
+    if not pooling.labels and not pooling.refused:
+        raise BadRequest("this model has no classes: it makes vectors (/v1/embeddings, LLM.embed)")
 
 
 def check_scores(pooling: Pooling) -> None:
     """`BadRequest` for a model whose classes say nothing of how well two texts fit."""
     if len(pooling.labels) > 2:
         raise BadRequest(
-            f"this model tells {len(pooling.labels)} classes apart, none of which scores a pair; use encode"
+            f"this model tells {len(pooling.labels)} classes apart, none of which scores a pair; use classify"
         )
 
 
@@ -132,6 +170,18 @@ class EmbeddingOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassificationOutput:
+    """The probability of each class, in the order of the model's files."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.probs)
+
+
+@dataclass(frozen=True, slots=True)
 class ScoringOutput:
     """How well two texts fit: a cosine, or a probability."""
 
@@ -140,7 +190,7 @@ class ScoringOutput:
 
 @dataclass(frozen=True, slots=True)
 class PooledOutput:
-    """The answer to one prompt, or to a pair of texts: `outputs` is one of the three above.
+    """The answer to one prompt, or to a pair of texts: `outputs` is one of the four above.
 
     `num_cached_tokens` of the prompt were found and not computed.
     """
@@ -162,33 +212,63 @@ class PoolingCalls:
         """The engine."""
         raise NotImplementedError
 
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer."""
+        raise NotImplementedError
+
     def _tokens(self, prompt: Any) -> tuple[str | None, Sequence[int]]:
         raise NotImplementedError
 
     def encode(
-        self, prompts: Any, pooling_params: PoolingParams | None = None, use_tqdm: bool = True
+        self,
+        prompts: Any,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
     ) -> list[PooledOutput]:
         """The numbers of each prompt (as of `generate`), f32: a vector, or for a model of classes their probabilities.
 
-        All run at one time. Raises `BadRequest` before anything runs if one prompt cannot.
+        All run at one time, with the adapter of `lora_request`, which encoders take. Raises `BadRequest` before
+        anything runs if one prompt cannot.
         """
         params = pooling_params or PoolingParams()
         params.validate(self.info.pooling)
-        requests = [pooled_request(self.info, self._tokens(prompt)[1]) for prompt in listed(prompts)]
+        task = task_prompt(self.info.pooling, params.prompt_name)
+        given = (task + each if isinstance(each, str) else each for each in listed(prompts))
+        adapter = self._adapter(lora_request)
+        requests = [pooled_request(self.info, self._tokens(prompt)[1], adapter=adapter) for prompt in given]
         return [
             _answer(r, o, PoolingOutput(self._shown(vector_of(o), params))) for r, o in self._pool(requests, use_tqdm)
         ]
 
     def embed(
-        self, prompts: Any, pooling_params: PoolingParams | None = None, use_tqdm: bool = True
+        self,
+        prompts: Any,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
     ) -> list[PooledOutput]:
         """The vector of each prompt. `BadRequest` for a model of classes."""
         if self.info.pooling.labels:
-            raise BadRequest("embed: this model classifies; use encode or score")
-        found = self.encode(prompts, pooling_params, use_tqdm)
+            raise BadRequest("embed: this model classifies; use classify or score")
+        found = self.encode(prompts, pooling_params, use_tqdm, lora_request)
         return [_with(each, EmbeddingOutput(each.outputs.data.tolist())) for each in found]
 
-    def score(self, text_1: Any, text_2: Any, use_tqdm: bool = True) -> list[PooledOutput]:
+    def classify(
+        self,
+        prompts: Any,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
+    ) -> list[PooledOutput]:
+        """The probabilities of the classes of each prompt. `BadRequest` for a model without classes."""
+        check_classifies(self.info.pooling)
+        found = self.encode(prompts, pooling_params, use_tqdm, lora_request)
+        return [_with(each, ClassificationOutput(each.outputs.data.tolist())) for each in found]
+
+    def score(
+        self, text_1: Any, text_2: Any, use_tqdm: bool = True, lora_request: LoRARequest | None = None
+    ) -> list[PooledOutput]:
         """How well text i of `text_1` and of `text_2` fit, or one `text_1` and each of `text_2`.
 
         The cosine of their vectors; a model with one class or two reads both behind each other, the second class's
@@ -202,15 +282,26 @@ class PoolingCalls:
             )
         pairs = list(zip(left * (len(right) if len(left) == 1 else 1), right, strict=True))
         if self.info.pooling.labels:
-            both = [[*self._tokens(one)[1], *self._tokens(other)[1]] for one, other in pairs]
-            requests = [pooled_request(self.info, ids) for ids in both]
+            adapter = self._adapter(lora_request)
+            requests = [self._pair(one, other, adapter) for one, other in pairs]
             return [_answer(r, o, ScoringOutput(relevance(self.info.pooling, vector_of(o))))
                     for r, o in self._pool(requests, use_tqdm)]  # fmt: skip
-        requests = [pooled_request(self.info, self._tokens(text)[1]) for text in (*left, *right)]
+        adapter = self._adapter(lora_request)
+        requests = [pooled_request(self.info, self._tokens(text)[1], adapter=adapter) for text in (*left, *right)]
         found = self._pool(requests, use_tqdm)
         ones, others = found[: len(left)] * (len(right) if len(left) == 1 else 1), found[len(left) :]
         return [_answer(r, o, ScoringOutput(cosine(vector_of(one), vector_of(o))), asked.prompt)
                 for (asked, one), (r, o) in zip(ones, others, strict=True)]  # fmt: skip
+
+    def _adapter(self, lora: LoRARequest | None) -> str:
+        return "" if lora is None else self.engine.with_adapter(lora.lora_name, lora.lora_path)
+
+    def _pair(self, one: Any, other: Any, adapter: str) -> Request:
+        """The request for a pair: as the tokenizer joins two texts, or the one's tokens behind the other's."""
+        if self.info.pooling.pairs and isinstance(one, str) and isinstance(other, str):
+            ids, second = self.get_tokenizer().encode_pair(one, other)
+            return pooled_request(self.info, ids, second=second, adapter=adapter)
+        return pooled_request(self.info, [*self._tokens(one)[1], *self._tokens(other)[1]], adapter=adapter)
 
     def _shown(self, row: Vector, params: PoolingParams) -> Vector:
         pooling = self.info.pooling

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from quire.core.blame import of_request
 from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ModelError
+from quire.core.exclusions.features import BIDIRECTIONAL, LORA
 from quire.core.exclusions.of_models import OF_VECTORS
 from quire.core.pooling import Pooling
 from quire.core.request import Output, Request
 from quire.model.build import Model
-from quire.ops.arrays import Host
+from quire.model.pooled_head import PooledHead, run_head
 
 
 def pooling_of(config: EngineConfig, model: Model) -> Pooling:
@@ -25,7 +25,7 @@ def pooling_of(config: EngineConfig, model: Model) -> Pooling:
     """
     made = model.pooling
     there = config.features | model.known.features
-    row = next((row for row in OF_VECTORS if row.b in there), None)
+    row = next((row for row in OF_VECTORS if row.b in there and not (row.b is LORA and BIDIRECTIONAL in there)), None)
     if row is not None and not made.refused:
         made = replace(made, refused=row.told({})[0])
     if made.refused and not made.generates:
@@ -41,17 +41,11 @@ def check_kind(pooling: Pooling, request: Request) -> None:
         raise BadRequest(f"no vectors can be had here: {pooling.refused}")
 
 
-def classify(classifier: Host, outputs: Sequence[Output]) -> None:
-    """Make logits of classes of the vectors in `outputs`, by the matrix [labels, hidden] f32, summed in f64."""
-    matrix = classifier.astype(np.float64)
+def classify(head: PooledHead, outputs: Sequence[Output]) -> None:
+    """Run the layers behind pooled rows on the vectors in `outputs`."""
     for output in outputs:
         if output.pooled:
             try:
-                output.pooled = _classes(matrix, output)
+                output.pooled = run_head(head, np.frombuffer(output.pooled, np.float32)).tobytes()
             except BaseException as error:
                 output.fail(of_request(error, "pooling"))
-
-
-def _classes(matrix: NDArray[np.float64], output: Output) -> bytes:
-    row = np.frombuffer(output.pooled, np.float32).astype(np.float64)
-    return bytes((matrix * row).sum(1).astype(np.float32).tobytes())

@@ -21,6 +21,13 @@ class HiddenSum(TakenRows):
     total: NDArray[np.float64]
 
 
+@dataclass(slots=True)
+class HiddenRows(TakenRows):
+    """The first `rows` rows of a sequence, as they came in chunks."""
+
+    parts: list[NDArray[np.float32]]
+
+
 def add_vectors(
     chunks: Sequence[Chunk], rows: Sequence[LogitRow], hidden: NDArray[np.float32], results: Sequence[ChunkResult]
 ) -> int:
@@ -54,10 +61,16 @@ def gather(chunk: Chunk, hidden: NDArray[np.float32]) -> bytes:
         taken = seq.pooled if isinstance(seq.pooled, HiddenSum) else HiddenSum(0, np.zeros(hidden.shape[1]))
         fresh = hidden[max(0, taken.rows - first) :].astype(np.float64)
         seq.pooled = HiddenSum(max(taken.rows, end), np.add.reduce(np.vstack((taken.total[None], fresh)), axis=0))
+    elif kind == "all":
+        held = seq.pooled if isinstance(seq.pooled, HiddenRows) else HiddenRows(0, [])
+        fresh_rows = hidden[max(0, held.rows - first) :].copy()
+        seq.pooled = HiddenRows(max(held.rows, end), [*held.parts, fresh_rows])
     elif kind == "cls" and first == 0 and seq.pooled is None:
         seq.pooled = hidden[0].tobytes()
     if end < seq.prompt_len:
         return b""
     if isinstance(seq.pooled, HiddenSum):
         return bytes((seq.pooled.total / seq.pooled.rows).astype(np.float32).tobytes())
+    if isinstance(seq.pooled, HiddenRows):
+        return b"".join(part.tobytes() for part in seq.pooled.parts)
     return seq.pooled if isinstance(seq.pooled, bytes) else bytes(hidden[-1].tobytes())

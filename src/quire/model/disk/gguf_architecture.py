@@ -60,7 +60,10 @@ class Architecture:
     several). `normed`: the row for files that say `NORMED`. `rewrites`: those that go before all. `turns`: heads turn
     by positions. `required`: roles that others may lack. `read_only`: files of it are not written.
     `all_keys`: readers want matrices of keys and values even in layers that read another's. `made`: vectors of every
-    layer that files have, and folders have not. `mtp`: what a layer that drafts has.
+    layer that files have, and folders have not. `mtp`: what a layer that drafts has. `head`: names of the matrices
+    behind pooled rows of models that classify. `bend`: the activation between these.
+    `dense`: names of those of models that make vectors. `only`: which of the
+    models of its rows are written so, None: all. `unbiased`: roles of which llama.cpp reads no bias.
     """
 
     model_type: str
@@ -108,6 +111,11 @@ class Architecture:
     all_keys: bool = False
     mtp: MtpNames = GGUF_NEXTN
     made: Mapping[str, Callable[[ModelSpec], NDArray[np.float32]]] = field(default_factory=dict)
+    head: tuple[str, ...] = ()
+    bend: str = "tanh"
+    dense: tuple[str, ...] = ()
+    only: Callable[[ModelSpec], bool] | None = None
+    unbiased: tuple[str, ...] = ()
 
     def factor(self, role: str, spec: ModelSpec) -> NDArray[np.float32] | None:
         """What the matrix or vector of a role is multiplied by in a file, one number or one for each row."""
@@ -120,7 +128,8 @@ class Architecture:
     def writes(self, spec: ModelSpec) -> bool:
         """Whether a model is written as such a file."""
         kind = self.sparse in (None, any(spec.moe.sparse)) and self.score in ("", spec.moe.routing.score)
-        return spec.family in (*self.rows, *self.also) and kind and not self.read_only
+        own = self.only is None or self.only(spec)
+        return spec.family in (*self.rows, *self.also) and kind and own and not self.read_only
 
     @property
     def seen(self) -> tuple[Rewrite, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.model.disk.gguf_architecture import Architecture
+from quire.model.disk.gguf_bidirectional import BIDIRECTIONAL
 from quire.model.disk.gguf_dense import DENSE, READ
 from quire.model.disk.gguf_encoders import ENCODERS
 from quire.model.disk.gguf_gemmas import GEMMAS
@@ -35,11 +36,11 @@ ARCHITECTURES = {
     ),
     "qwen2": Architecture("qwen2"),
     "qwen2moe": Architecture("qwen2_moe"),
-    "qwen3": Architecture("qwen3"),
+    "qwen3": Architecture("qwen3", head=("cls.output",)),
     "qwen3moe": Architecture("qwen3_moe", facts={"norm_topk_prob": True}),
     "gemma": Architecture("gemma"),
     "gemma2": Architecture("gemma2", extra=WINDOW, large=46),
-    "gemma3": Architecture("gemma3_text", extra=WINDOW, large=62),
+    "gemma3": Architecture("gemma3_text", extra=WINDOW, large=62, only=lambda spec: not spec.bidirectional),
     "phi2": Architecture("phi"),
     "phi3": Architecture("phi3", extra=WINDOW[:1]),
     "granitehybrid": GRANITE_HYBRID,
@@ -65,4 +66,5 @@ ARCHITECTURES = {
     **WINDOWED,
     **GEMMAS,
     **ENCODERS,
+    **BIDIRECTIONAL,
 }

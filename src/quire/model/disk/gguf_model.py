@@ -43,6 +43,7 @@ from quire.model.disk.gguf_names import (
     WINDOW,
     YARN_FACTOR,
 )
+from quire.model.disk.gguf_pooling import behind_pooled, pooled_fields, steps_in_files
 from quire.model.disk.gguf_tensors import GgufTensors, open_files
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewritten
@@ -120,7 +121,8 @@ class GgufModel:
         required = tuple(part for name in (*family.required, *self.architecture.required) for part in _unfused(name))
         family = replace(family, names=names, required=required, grouped_qkv=False, prefix="")
         beyond = tuple(names["layer"].format(spec.layers + i) for i in range(self.get(NEXTN) or 0))
-        family = replace(as_in_files(family, self.architecture), skipped=(*self.architecture.skipped, *beyond))
+        skipped = (*self.architecture.skipped, *behind_pooled(self.architecture), *beyond)
+        family = replace(as_in_files(family, self.architecture), skipped=skipped)
         return spec, family
 
     def get(self, below: str) -> Any:
@@ -162,8 +164,7 @@ class GgufModel:
         if "tokenizer.ggml.tokens" in self.file.metadata:
             raw["eos_token_id"] = list(end_ids(self.file))
             raw["bos_token_id"] = special_ids(self.file).get("bos_token")
-        if self.get("attention.causal") is False:
-            raise self.file.fail(self.prefix + "attention.causal", "false is not supported: the model cannot generate")
+        raw |= pooled_fields(self.file, self.prefix, held, architecture)
         self._recurrent(raw)
         if raw["num_attention_heads"] == 0:  # no layer attends
             del raw["num_attention_heads"], raw["num_key_value_heads"]
@@ -311,6 +312,7 @@ def as_in_files(family: Family, own: Architecture) -> Family:
     """The family without what only folders have, and with what is done to numbers of files."""
     mtp = None if family.mtp is None else replace(own.mtp, windowed=family.mtp.windowed)
     family = replace(family, buffers=(), rewrites=(), stacks={}, transposed=False, mtp=mtp)
+    family = replace(family, classifier=steps_in_files(family.classifier, own.head) if own.head else family.classifier)
     return replace(family, orders=own.orders, rates=own.rates, rate_sign=own.rate_sign)
 
 

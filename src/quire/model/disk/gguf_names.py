@@ -7,6 +7,7 @@ from quire.model.disk.renamed_tensors import Rewrite
 NAMES = {
     "embed": "token_embd",
     "positions": "position_embd",
+    "token_types": "token_types",
     "embed_norm": "token_embd_norm",
     "final_norm": "output_norm",
     "head": "output",
@@ -210,10 +211,14 @@ ROPE_FIELDS = {
 }
 YARN_FACTOR = "rope.scaling.yarn_attn_factor"
 """What newer files call the factor of cosines."""
+CAUSAL = "attention.causal"
+POOLED = ("pooling_type", "classifier.pooling_type", "classifier.output_labels")
+"""How rows become a vector, how they do before classes, and what the classes are called."""
+TYPES_OF_TOKENS = "tokenizer.ggml.token_type_count"
 WINDOW = ("attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa")
 READ_BELOW = frozenset({
-    "vocab_size", "attention.value_length", "rope.dimension_count", "rope.scaling.type", "attention.causal",
-    "rope.scaling.finetuned", YARN_FACTOR, "tensor_data_layout", *FIELDS.values(), *ROPE_FIELDS.values(),
+    "vocab_size", "attention.value_length", "rope.dimension_count", "rope.scaling.type", CAUSAL,
+    "rope.scaling.finetuned", YARN_FACTOR, "tensor_data_layout", *POOLED, *FIELDS.values(), *ROPE_FIELDS.values(),
 })  # fmt: skip
 """Keys that are read for every architecture, or change nothing; any other may be a feature that is not here."""
 STILL = 1e30

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import ModelError
-from quire.core.pooling import Pooling, PoolingKind
+from quire.core.pooling import DenseModule, Pooling, PoolingKind
 from quire.model.disk.hf_config import HfConfig
 
 HEADS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
@@ -19,7 +19,6 @@ CLASSIFIER = "score.weight"
 """The matrix [labels, hidden] of such a model of a decoder's family, which reads the last token's row."""
 BY_TOKENS = "classifier_from_token"
 """Field of config.json, as vLLM spells it: the tokens of "no" and "yes" by whose logits a reranker answers."""
-BOTH_WAYS = ("use_bidirectional_attention", "is_bidirectional")
 MAX_BYTES = 1 << 20
 FLAG = "pooling_mode_"
 KINDS: dict[str, PoolingKind] = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean",
@@ -32,33 +31,33 @@ def headless(config: HfConfig, head: str, tensors: Collection[str]) -> bool:
     return bool(named) and not any(name.endswith(HEADS) for name in named) and f"{head}.weight" not in tensors
 
 
+ACTIVATIONS = {"Identity": "", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Sigmoid": "sigmoid"}
+"""torch's activations, by the end of their names, and ours."""
+
+
 def classifies(config: HfConfig) -> bool:
     """Whether the architecture ends in a matrix of classes, or the head stands for one."""
     return bool(config.texts(BY_TOKENS)) or any(name.endswith(CLASSIFIES) for name in config.texts("architectures"))
 
 
-def _both_ways(config: HfConfig, name: str) -> bool:
-    """Whether all tokens see those behind them; "vision" (Gemma 4) says it of images alone."""
-    return config.raw.get(name) == "all" if isinstance(config.raw.get(name), str) else config.flag(name, False)
+def read_pooling(folder: Path, config: HfConfig, width: int, generates: bool, encoder: bool = False) -> Pooling:
+    """What `folder` says, or what is usual: the last token's row, or the mean of an `encoder`, divided by its length.
 
-
-def read_pooling(folder: Path, config: HfConfig, width: int, generates: bool) -> Pooling:
-    """What `folder` says, or what is usual: the last token's row, divided by its length. `width`: numbers of a row."""
-    made = Pooling(width=width, generates=generates)
+    `width`: numbers of a row.
+    """
+    made = Pooling(kind="mean" if encoder else "last", width=width, generates=generates and not encoder)
     if folder.is_dir():
-        made = _modules(folder, made)
-    if any(_both_ways(config, name) for name in BOTH_WAYS) or not config.flag("is_causal", True):
-        why = "its attention reads tokens behind a token too, which no family of the table does"
-        made = msgspec.structs.replace(made, refused=why)
+        made = _modules(folder, _tasks(folder, made))
     if classifies(config):
-        return _classes(config, made)
+        found = _classes(config, made, "cls" if encoder else "last")
+        return msgspec.structs.replace(found, pairs=encoder)
     sizes = config.raw.get("matryoshka_dimensions")
     if isinstance(sizes, list) and all(type(size) is int and 1 <= size <= width for size in sizes):
         made = msgspec.structs.replace(made, dimensions=tuple(sizes))
     return made
 
 
-def _classes(config: HfConfig, made: Pooling) -> Pooling:
+def _classes(config: HfConfig, made: Pooling, usual: PoolingKind) -> Pooling:
     if tokens := config.texts(BY_TOKENS):
         if len(tokens) != 2:
             raise config.fail(BY_TOKENS, f"names {len(tokens)} tokens, needs those of no and yes")
@@ -68,11 +67,44 @@ def _classes(config: HfConfig, made: Pooling) -> Pooling:
     count = len(labels) or config.integer("num_labels", 2, high=1 << 16)
     return msgspec.structs.replace(
         made,
-        kind="last",
+        kind=_classified(config, usual),
         width=count,
         normalize=False,
         labels=tuple(str(labels.get(str(i), f"LABEL_{i}")) for i in range(count)),
         several=count == 1 or config.text("problem_type", "") == "multi_label_classification",
+        raw=_raw(config),
+        dense=(),
+    )
+
+
+def _classified(config: HfConfig, usual: PoolingKind) -> PoolingKind:
+    """The row of which classes are made: as `classifier_pooling` says, or the usual one."""
+    said = config.text("classifier_pooling", "")
+    known: dict[str, PoolingKind] = {"": usual, "cls": "cls", "bos": "cls", "mean": "mean"}
+    if said not in known:
+        raise config.fail("classifier_pooling", f"{said!r} is not built; built are cls, bos and mean")
+    return known[said]
+
+
+def _raw(config: HfConfig) -> bool:
+    """Whether scores of pairs are logits: cross-encoders of sentence-transformers may name the identity."""
+    own = config.raw.get("sentence_transformers")
+    said = own.get("activation_fn") if isinstance(own, dict) else config.raw.get("sbert_ce_default_activation_function")
+    return isinstance(said, str) and said.endswith("Identity")
+
+
+def _tasks(folder: Path, made: Pooling) -> Pooling:
+    """Read what stands before texts by their task, and how long a text may be."""
+    own = _json(folder / "config_sentence_transformers.json", dict) or {}
+    found = own.get("prompts")
+    prompts = {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
+    usual = own.get("default_prompt_name")
+    longest = (_json(folder / "sentence_bert_config.json", dict) or {}).get("max_seq_length")
+    return msgspec.structs.replace(
+        made,
+        prompts=prompts,
+        prompt=usual if isinstance(usual, str) and usual in prompts else "",
+        longest=longest if type(longest) is int and longest > 0 else 0,
     )
 
 
@@ -82,7 +114,7 @@ def _modules(folder: Path, made: Pooling) -> Pooling:
     if modules is None:
         return made
     kind: PoolingKind | None = None
-    refused, normalize = made.refused, False
+    refused, normalize, dense = made.refused, False, list[DenseModule]()
     for module in modules:
         if not isinstance(module, dict) or not isinstance(module.get("type"), str):
             raise ModelError(f"{folder / 'modules.json'}: each module needs a type")
@@ -92,18 +124,40 @@ def _modules(folder: Path, made: Pooling) -> Pooling:
             refused = refused or reason
         elif name == "Normalize":
             normalize = True
+        elif name == "Dense":
+            dense.append(_dense(folder, str(module.get("path", ""))))
         elif name != "Transformer":
             refused = refused or f"its modules.json has a {name[:40]!r} behind the transformer, which is not built"
-    return msgspec.structs.replace(made, kind=kind or made.kind, normalize=normalize, refused=refused)
+    width = dense[-1].width if dense else made.width
+    return msgspec.structs.replace(
+        made, kind=kind or made.kind, normalize=normalize, refused=refused, dense=tuple(dense), width=width
+    )
+
+
+def _dense(folder: Path, path: str) -> DenseModule:
+    found = _settings(folder, path)
+    width, named = found.get("out_features"), str(found.get("activation_function", "Identity")).rpartition(".")[2]
+    if type(width) is not int or width < 1 or named not in ACTIVATIONS:
+        raise ModelError(
+            f"{folder / path / 'config.json'}: needs out_features above 0 and an activation_function of "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    return DenseModule(path, width, ACTIVATIONS[named])
+
+
+def _settings(folder: Path, path: str) -> dict[str, Any]:
+    """config.json of the module that lies at `path` below `folder`."""
+    if not path or Path(path).name != path:
+        raise ModelError(f"{folder / 'modules.json'}: the path {path[:80]!r} is not the name of a folder in this one")
+    found: dict[str, Any] | None = _json(folder / path / "config.json", dict)
+    if found is None:
+        raise ModelError(f"{folder / path / 'config.json'} is missing, modules.json names it; finish the download")
+    return found
 
 
 def _kind(folder: Path, path: str) -> tuple[PoolingKind | None, str]:
     """How the pooling of `path` below `folder` makes a vector, and why that is refused, if it is."""
-    if not path or Path(path).name != path:
-        raise ModelError(f"{folder / 'modules.json'}: the path {path[:80]!r} is not the name of a folder in this one")
-    found = _json(folder / path / "config.json", dict)
-    if found is None:
-        raise ModelError(f"{folder / path / 'config.json'} is missing, modules.json names it; finish the download")
+    found = _settings(folder, path)
     mode = found.get("pooling_mode")
     flags = [name.removeprefix(FLAG) for name, on in found.items() if name.startswith(FLAG) and on is True]
     modes = [mode] if isinstance(mode, str) else flags

@@ -179,20 +179,20 @@ def read_streams(config: HfConfig, layers: int) -> Streams:
     )
 
 
+SIZES = {
+    "num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 1024, "o_groups": 8, "o_lora_rank": 1024,
+    "sliding_window": 128, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512, "n_routed_experts": 256,
+    "num_experts_per_tok": 6, "moe_intermediate_size": 2048, "routed_scaling_factor": 1.5,
+    "max_position_embeddings": 1048576,
+}  # fmt: skip
+"""Of a release, where its files do not say."""
 DEEPSEEK_V4 = Family(
     NAMES,
-    {"num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 1024, "o_groups": 8, "o_lora_rank": 1024,
-     "sliding_window": 128, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512, "n_routed_experts": 256,
-     "num_experts_per_tok": 6, "moe_intermediate_size": 2048, "routed_scaling_factor": 1.5,
-     "max_position_embeddings": 1048576},
+    SIZES,
     {"entries": read_entries, "rope": read_ropes, "moe": read_experts, "streams": read_streams,
      "windows": lambda c, layers: tuple(map(read_entries(c, layers).kept, range(layers)))},
     REQUIRED,
-    facts={"join": "own"},
+    facts={"join": "own"}, prefix="model.",
     spelling=(("num_experts", "n_routed_experts"), ("intermediate_size", "moe_intermediate_size")),
-    prefix="model.",
-    aliases={"embed": ("embed",)},
-    skipped=("mtp.",),
-    rewrites=WRITTEN,
-    older=fields_of_older,
+    aliases={"embed": ("embed",)}, skipped=("mtp.",), rewrites=WRITTEN, older=fields_of_older,
 )  # fmt: skip

@@ -45,13 +45,12 @@ BESIDE = ALONE.replace("FOLDER", "FILE")
 DRAFTS = "it drafts for another model, and of those only folders are read"
 DIFFUSES = "it fills in text from all sides at once, by diffusion, and here text is made from left to right"
 SPEAKS = "it makes sound, which nothing here does"
-VECTORS = "it makes vectors or is an encoder, and of those no GGUF file is read; give the original folder"
+VECTORS = "it is an encoder that has no row, as a file or as a folder"
 UNTOLD: dict[str, str] = {
     **dict.fromkeys(("dflash", "eagle3"), DRAFTS),
     "gemma4-assistant": BESIDE,
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), DIFFUSES),
     **dict.fromkeys(("pockettts", "qwen3tts", "wavtokenizer-dec"), SPEAKS),
-    "llama-embed": VECTORS,
 }
 """Architecture -> why it is not read, where its name and its folders do not tell."""
 

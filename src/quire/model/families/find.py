@@ -11,12 +11,13 @@ from quire.model.families.assistants import check_alone
 from quire.model.families.elsewhere import alike
 from quire.model.families.multimodal import HEADS, MULTIMODAL, NESTED, text_config
 from quire.model.families.row import Family, facts_of
+from quire.model.families.speech import SPEECH
 from quire.model.families.table import FAMILIES
 from quire.model.families.text_decoders import TEXT_DECODERS
 from quire.model.families.text_parts import ADAPTED, ADAPTERS, FLAT, text_part
 from quire.model.spec import ModelSpec, Sight
 
-ENCODER_DECODERS = ("t5", "mt5")
+ENCODER_DECODERS = ("t5", "mt5", *SPEECH)
 CONTINUE = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "Generation", "Model")
 """Endings of names of classes that may continue text."""
 

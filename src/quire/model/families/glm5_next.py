@@ -120,18 +120,24 @@ def limited(config: HfConfig, layers: int) -> MoE:
     return replace(sigmoid_experts(True)(config, layers), clamp=Clamp(1.0, limit, 0.0))
 
 
+SIZES = {
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 1048576, "num_key_value_heads": 64, "q_lora_rank": 1536,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 256, "qk_rope_head_dim": 0, "v_head_dim": 256,
+    "moe_intermediate_size": 2048, "n_routed_experts": 288, "num_experts_per_tok": 8, "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 3, "index_topk": 2048,
+    "index_head_dim": 128, "index_n_heads": 32, "index_kpool": 16, "linear_head_dim": 128, "linear_num_heads": 64,
+    "linear_conv_kernel_dim": 4, "layer_types": kinds,
+    "linear_key_head_dim": lambda c: c.integer("linear_head_dim"),
+    "head_dim": lambda c: c.integer("qk_nope_head_dim"),
+}  # fmt: skip
+"""Of a release, where its files do not say."""
+
+
 def glm5_next(config: HfConfig) -> Family:
     """The text part, which a folder of the whole model holds, too."""
     return Family(
         NAMES,
-        {"rms_norm_eps": 1e-5, "max_position_embeddings": 1048576, "num_key_value_heads": 64, "q_lora_rank": 1536,
-         "kv_lora_rank": 512, "qk_nope_head_dim": 256, "qk_rope_head_dim": 0, "v_head_dim": 256,
-         "moe_intermediate_size": 2048, "n_routed_experts": 288, "num_experts_per_tok": 8, "n_shared_experts": 1,
-         "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 3, "index_topk": 2048,
-         "index_head_dim": 128, "index_n_heads": 32, "index_kpool": 16, "linear_head_dim": 128, "linear_num_heads": 64,
-         "linear_conv_kernel_dim": 4, "layer_types": kinds,
-         "linear_key_head_dim": lambda c: c.integer("linear_head_dim"),
-         "head_dim": lambda c: c.integer("qk_nope_head_dim")},
+        SIZES,
         DELTA_READS | {"delta": lower_bound, "rope": no_rope, "mla": read_pools, "streams": read_streams,
                        "moe": limited},
         ("q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "router_bias", *INDEXER, *POOLED, *CONNECTED,

@@ -68,19 +68,12 @@ def hrm_text(config: HfConfig) -> Family:
     """Layers with a gate of what attention gives and as many keys as queries; embeddings are scaled."""
     return Family(
         NAMES,
-        {
-            "head_dim": 128,
-            "embedding_scale": lambda c: 1.0 / c.number("initializer_range", 0.02),
-        },
-        {
-            "kv_heads": lambda c, layers: c.integer("num_attention_heads"),
-            "file_layers": lambda c, layers: turns(c).files,
-            "streams": lambda c, layers: Streams(2, turns=turns(c)),
-            "embed_scale": lambda c, layers: c.number("embedding_scale"),
-        },
+        {"head_dim": 128, "embedding_scale": lambda c: 1.0 / c.number("initializer_range", 0.02)},
+        {"kv_heads": lambda c, layers: c.integer("num_attention_heads"),
+         "file_layers": lambda c, layers: turns(c).files,
+         "streams": lambda c, layers: Streams(2, turns=turns(c)),
+         "embed_scale": lambda c, layers: c.number("embedding_scale")},
         ("attn_gate", "turn_start"),
         {**BIAS_FLAGS, "attention_bias": (*BIAS_FLAGS["attention_bias"], "attn_gate.bias")},
-        facts={"norm": "unit", "join": "own"},
-        older=all_runs,
-        rewrites=of_stacks(turns(config)),
-    )
+        facts={"norm": "unit", "join": "own"}, older=all_runs, rewrites=of_stacks(turns(config)),
+    )  # fmt: skip

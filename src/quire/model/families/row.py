@@ -29,6 +29,7 @@ A row is a Family, or a function of config.json that gives one (where tensors or
             columns (`order`).
 - rates     roles of vectors of which the files hold -exp, or exp (`rate_sign`).
 - longer    roles of which files hold more rows than are used, behind these.
+- classifier  what follows the pooled row in a model of classes (`HeadStep`).
 - mtp       what files call a layer that drafts, if they may have one (`families.mtp`).
 """
 
@@ -36,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +64,16 @@ ACTIVATIONS = {
 }
 LIMITED = {"swigluoai": "silu"}
 """Where a gate and what it multiplies are limited, which families read themselves that have it."""
+
+
+class HeadStep(NamedTuple):
+    """A matrix that follows a pooled row in a model of classes: its name on disk, the activation behind it, the field
+    of config.json that may say another, and the name of a norm behind that."""
+
+    name: str
+    activation: str = ""
+    spelled: str = ""
+    norm: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,7 @@ class Family:
     last: tuple[str, ...] = ()
     longer: tuple[str, ...] = ()
     older: Callable[[HfConfig], Mapping[str, Any]] | None = None
+    classifier: tuple[HeadStep, ...] = (HeadStep("score"),)
 
     def order(self, role: str, spec: ModelSpec) -> NDArray[np.int64] | None:
         """Where each of our rows, or columns, of `role` lies on disk [n] int64; None: all as they lie."""
@@ -154,6 +166,8 @@ class Family:
 
     def here(self, module: str) -> str:
         """A module's name as this file has it: writers differ, and models that are more than their decoder."""
+        if self.facts.get("bidirectional") and not module.startswith(self.prefix):
+            return self.prefix + module
         if self.modules and module.startswith(self.modules):
             return self.prefix + module.removeprefix(self.modules)
         if not self.nested:
@@ -198,8 +212,12 @@ def layer_kinds(config: HfConfig, layers: int) -> tuple[str, ...]:
 
 
 def sliding_windows(config: HfConfig, layers: int) -> tuple[int, ...]:
-    """Tokens each layer sees: `sliding_window` on sliding layers unless `use_sliding_window` is false; 0 = all."""
+    """Tokens each layer sees: `sliding_window` on sliding layers unless `use_sliding_window` is false; 0 = all.
+
+    Where rows see later ones, half of them lie before a row and half behind it.
+    """
     size = config.integer("sliding_window", 0) if config.flag("use_sliding_window", True) else 0
+    size = size // 2 + 1 if size and sees_later(config) else size
     if not size and "sliding_attention" in config.texts("layer_types"):
         raise config.fail("layer_types", "has sliding_attention layers but no sliding_window is in use")
     return tuple(size if kind == "sliding_attention" else 0 for kind in layer_kinds(config, layers))
@@ -219,6 +237,15 @@ def shared_layers(config: HfConfig, layers: int) -> tuple[int, ...]:
     if missing is not None:
         raise config.fail("num_kv_shared_layers", f"leaves no layer of kind {missing!r} with keys of its own")
     return tuple(i if i < own else last[kind] for i, kind in enumerate(kinds))
+
+
+def sees_later(config: HfConfig) -> bool:
+    """Whether all tokens see those behind them; "vision" (Gemma 4) says it of images alone."""
+    for name in ("use_bidirectional_attention", "is_bidirectional"):
+        said = config.raw.get(name)
+        if said == "all" if isinstance(said, str) else config.flag(name, False):
+            return True
+    return not config.flag("is_causal", True)
 
 
 def mlp_width(config: HfConfig) -> int:
@@ -266,6 +293,7 @@ def spec_facts(config: HfConfig) -> dict[str, Any]:
         "eos_token_ids": config.token_ids("eos_token_id", vocab_size),
         "bos_token_id": bos[0] if bos else None,
         "kv_source": shared_layers(config, layers),
+        "bidirectional": sees_later(config),
     }
 
 

@@ -9,6 +9,8 @@ from quire.model.families.channel_scans import CHANNEL_SCANS
 from quire.model.families.deepseek_v4 import DEEPSEEK_V4
 from quire.model.families.delta_hybrids import DELTA_HYBRIDS
 from quire.model.families.dots3 import dots3_note
+from quire.model.families.encoders import ENCODERS
+from quire.model.families.encoders_with_parts import WITH_PARTS
 from quire.model.families.falcon_h1 import falcon_h1
 from quire.model.families.gemma3n import GEMMAS
 from quire.model.families.glm5_next import glm5_next
@@ -65,6 +67,7 @@ from quire.model.families.readers import (
 )
 from quire.model.families.row import Family, sliding_windows
 from quire.model.families.sparse import SPARSE
+from quire.model.families.speech import SPEECH
 from quire.model.families.stacked_mixtures import STACKED_MIXTURES
 from quire.model.families.state_space import STATE_SPACE
 from quire.model.families.variants import LAYER, falcon, granite, mt5, opt, stablelm, t5
@@ -273,6 +276,7 @@ FAMILIES: dict[str, Row] = {
     ),
     "t5": t5,
     "mt5": mt5,
+    **SPEECH,
     **RELATIVES,
     **NEWER_DENSE,
     **OLDER_DENSE,
@@ -301,5 +305,7 @@ FAMILIES: dict[str, Row] = {
     "minimax_text_01": MINIMAX,
     "llama4_text": LLAMA4_TEXT,
     **GEMMAS,
+    **ENCODERS,
+    **WITH_PARTS,
     "zamba2": zamba2,
 }  # fmt: skip

@@ -94,7 +94,7 @@ class _Reader:
 
     def read(self, known: Mapping[str, tuple[str, int]]) -> AdapterFile:
         """`known`: modules that may be adapted -> role or fused matrix, and layer."""
-        tables = {module_of(self.opened, role): role for role in ("embed", "head")}
+        tables = {module_of(self.opened, role): role for role in ("embed", "head") if role in self.opened.family.names}
         matrices: dict[tuple[str, int], LowRank] = {}
         changes: dict[str, TableChange] = {"embed": TableChange(), "head": TableChange()}
         named = adapter_parts(self.tensors, self.config)

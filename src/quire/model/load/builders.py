@@ -70,6 +70,7 @@ from quire.model.net.passing import passing_block
 from quire.model.net.pipeline_parallel import NoHead
 from quire.model.net.row_changes import HeadLayerNorm, Rotated
 from quire.model.net.short_values import LengthenedValues, ShortenedHeads
+from quire.ops.arrays import as_f32
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.weights import PackedTable
 
@@ -136,8 +137,8 @@ def embed_changes(reader: WeightReader) -> tuple[RowChange, ...]:
         changes.append(Scale(spec.embed_scale))
     if reader.opened.claim.get("project_in"):
         changes.append(Project(reader.linear(("project_in",), None)))
-    if reader.opened.claim.get("positions"):
-        changes.append(Positions(reader.table("positions"), spec.position_offset))
+    if reader.opened.claim.get("positions") or reader.opened.claim.get("token_types"):
+        changes.append(Positions(load_positions(reader), spec.position_offset))
     if spec.edges.sinusoids:
         table: Unplaced = spec.edges.positions(spec.max_position + spec.position_offset, spec.hidden)
         reader.count("rope", "f32", table.nbytes)
@@ -149,6 +150,16 @@ def embed_changes(reader: WeightReader) -> tuple[RowChange, ...]:
     if spec.streams.count:
         changes.append(load_entry(reader))
     return tuple(changes)
+
+
+def load_positions(reader: WeightReader) -> Unplaced:
+    """Learned positions; with types of tokens, those of the first text, then those of the second ..., [types rows,
+    hidden] f32. Without learned positions the types alone, as often."""
+    claim, spec = reader.opened.claim, reader.opened.spec
+    if not claim.get("token_types"):
+        return reader.table("positions")
+    table = as_f32(reader.table("positions")) if claim.get("positions") else np.zeros((spec.max_position, 1), F32)
+    return np.concatenate([table + one for one in as_f32(reader.table("token_types"))])
 
 
 def load_layer_once(
@@ -193,6 +204,8 @@ def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced 
             reader.vector("sinks", index),
             alibi,
             bias,
+            after=spec.later_seen(index),
+            behind=bias.shape[1] // 2 if bias is not None and spec.bidirectional else 0,
         ),
         o=load_result(reader, mixer.out, index) if mixer.out else absent,
         attn_post_norm=attn_post_norm,

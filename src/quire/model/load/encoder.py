@@ -12,7 +12,7 @@ from quire.model.load.parts import in_runs, load_mlp, load_norm, load_o
 from quire.model.load.placement import Unplaced
 from quire.model.load.reader import WeightReader
 from quire.model.net.decoder import CrossAttention
-from quire.model.net.encoder import Encoder, EncoderLayer
+from quire.model.net.encoder import Encoder, EncoderLayer, KeysValues
 from quire.model.net.parts import Embed, Linear
 from quire.ops.arrays import AnyArray, contiguous
 from quire.ops.attention_spec import AttentionSpec
@@ -30,10 +30,13 @@ def bucket_of(distance: NDArray[np.int64], buckets: int, furthest: int) -> NDArr
 
 
 def backward_bias(reader: WeightReader) -> Unplaced | None:
-    """The decoder's bias [heads, furthest + 1] f32 by distance back, or None when the family has none."""
+    """The bias [heads, furthest + 1] f32 by distance back, or None when the family has none; where rows see later ones,
+    [heads, 2 furthest + 1], those of later keys first."""
     weight, stack = reader.vector("relative_bias"), reader.opened.spec.encoder
     if weight is None:
         return None
+    if reader.opened.spec.bidirectional:
+        return contiguous(both_ways_bias(weight, stack.furthest)[:, ::-1])
     distances = np.arange(stack.furthest + 1, dtype=np.int64)
     return contiguous(weight[bucket_of(distances, stack.buckets, stack.furthest)].T)
 
@@ -65,20 +68,32 @@ def load_encoder(reader: WeightReader, embed: Embed, still: Unplaced) -> Encoder
     spec = reader.opened.spec
     weight = reader.vector("encoder_relative_bias")
     assert weight is not None, "the claim requires it"
-    layers, keys_values = list[EncoderLayer](), list[Linear]()
-    for i in range(spec.encoder.layers):
-        with reader.part(i):
-            layers.append(reader.place(load_encoder_layer(reader, i)))
-    for i in range(spec.layers):
-        with reader.part(i):
-            keys_values.append(reader.place(reader.linear(("cross_k", "cross_v"), i)))
+    bias = reader.place(both_ways_bias(weight, spec.encoder.furthest))
+    layers = load_layers(reader)
     return Encoder(
         ops=reader.ops,
         embed=embed,
-        layers=tuple(layers),
+        layers=layers,
         final_norm=reader.place(load_norm(reader, "encoder_final_norm")),
-        bias=reader.place(both_ways_bias(weight, spec.encoder.furthest)),
+        bias=bias,
         head_dim=spec.head_dim,
-        keys_values=tuple(keys_values),
-        still=still,
+        keys_values=load_keys_values(reader, bias.shape[0] * spec.head_dim, still),
     )
+
+
+def load_layers(reader: WeightReader) -> tuple[EncoderLayer, ...]:
+    """The layers of the encoder, there."""
+    layers = list[EncoderLayer]()
+    for i in range(reader.opened.spec.encoder.layers):
+        with reader.part(i):
+            layers.append(reader.place(load_encoder_layer(reader, i)))
+    return tuple(layers)
+
+
+def load_keys_values(reader: WeightReader, width: int, still: Unplaced) -> KeysValues:
+    """What makes keys and values for each decoder layer, there; `width`: of a row of queries."""
+    linears = list[Linear]()
+    for i in range(reader.opened.spec.layers):
+        with reader.part(i):
+            linears.append(reader.place(reader.linear(("cross_k", "cross_v"), i)))
+    return KeysValues(tuple(linears), width, still)

@@ -51,7 +51,7 @@ def load_moe(reader: WeightReader, index: int) -> MoeMlp:
         replace(routing, experts=spec.moe.choices),
         _experts(reader, index),
         LocalExperts(routing.experts, spec.moe.idle),
-        scaled(_shared(reader, index), spec.moe.shared_scale) if spec.moe.shared else None,
+        scaled(_shared(reader, index), spec.moe.shared_scale) if spec.moe.shared else _added(reader, index),
         switch,
         latents,
         replace(routing, score=scores, renormalize=False) if scores else None,
@@ -61,6 +61,15 @@ def load_moe(reader: WeightReader, index: int) -> MoeMlp:
         reader.share.rank == reader.share.world - 1 or not reader.share.cuts("expert_down"),
         _token_table(reader, index) if spec.moe.chosen_by_token(index) else None,
     )
+
+
+def _added(reader: WeightReader, index: int) -> Mlp | None:
+    """What is added to what experts make whatever they read: the bias of an MLP of zeros."""
+    bias = reader.vector("experts_bias", index)
+    if bias is None:
+        return None
+    upper, lower = (reader.ops.pack_exact(np.zeros(shape, np.float32)) for shape in ((1, len(bias)), (len(bias), 1)))
+    return PlainMlp(Linear(upper), Linear(lower, bias), "relu")
 
 
 def _token_table(reader: WeightReader, index: int) -> Unplaced:

@@ -14,6 +14,7 @@ from quire.model.batch import Forward
 from quire.model.disk.headers import ModelHeaders
 from quire.model.load.roles import ROLES, Share
 from quire.model.net.altup import gates_over_ranks
+from quire.model.net.audio_encoder import AudioEncoder
 from quire.model.net.context_parallel import context_parallel
 from quire.model.net.decoder import Attend, Decoder, Layer, MlpAlone
 from quire.model.net.encoder import Encoder
@@ -100,10 +101,12 @@ def _comm(place: RankPlace, options: ParallelConfig) -> Comm | None:
     return comm
 
 
-def parallel_encoder(encoder: Encoder | None, place: RankPlace, options: ParallelConfig) -> Encoder | None:
+def parallel_encoder(
+    encoder: Encoder | AudioEncoder | None, place: RankPlace, options: ParallelConfig
+) -> Encoder | AudioEncoder | None:
     """`encoder` of a rank's share, if any, which has the joined decoder's `embed`, joined with those of the others."""
     comm = _comm(place, options)
-    if encoder is None or comm is None:
+    if encoder is None or comm is None or isinstance(encoder, AudioEncoder):
         return encoder
     layers = tuple(
         replace(layer, o=RowParallelLinear(layer.o, comm), mlp=TensorParallelMlp(layer.mlp, comm))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import EXPERT_RANKS, NO_EXPERTS, WHOLE_EXPERTS
 from quire.core.exclusions.table import row_of
-from quire.model import draft_roles, mlp_roles, stream_roles, tower_roles
+from quire.model import audio_roles, draft_roles, mlp_roles, stream_roles, tower_roles
 from quire.model.layer_sizes import LayerSizes
 from quire.model.mixers import attention, delta, latent, lightning
 from quire.model.mixers.layer_mixers import ROLES as MIXED
@@ -45,6 +45,7 @@ ROLES: dict[str, Role] = {
         "table", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False, spread=FIRST
     ),
     "positions": Role("table", lambda s: (s.max_position + s.position_offset, s.hidden), layer=False, optional=True),
+    "token_types": Role("table", lambda s: (s.token_types, s.hidden), layer=False, optional=True),
     "project_in": Role("linear", lambda s: (s.hidden, s.embed_width), layer=False, optional=True),
     "embed_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
     "attn_norm": _norm("attn_norm", lambda s, layer: s.has_norm(layer)),
@@ -76,6 +77,7 @@ def _encoder(name: str) -> Role:
 
 _ENCODED = ("attn_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down", "relative_bias", "final_norm")
 ROLES |= {f"encoder_{name}": _encoder(name) for name in _ENCODED}
+ROLES |= audio_roles.ROLES
 ROLES |= tower_roles.ROLES
 
 ADAPTED = frozenset(
@@ -91,6 +93,7 @@ GROUPED = attention.GROUPED | latent.GROUPED | delta.GROUPED | lightning.GROUPED
 FUSED = {
     "qkv": ("q", "k", "v"),
     "gate_up": ("gate", "up"),
+    "up_gate": ("up", "gate"),
     "conv_in": ("conv_write", "conv_read", "conv_x"),
     "delta_qkv": ("delta_q", "delta_k", "delta_v"),
     "pooled_index_qk": ("pooled_index_q", "pooled_index_k"),

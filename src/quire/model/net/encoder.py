@@ -31,11 +31,29 @@ class EncoderLayer:
 
 
 @dataclass(frozen=True)
+class KeysValues:
+    """What every decoder layer's cross attention reads: `linears` of them, of queries `width` numbers wide. `still`: a
+    rope table without columns, which turns nothing."""
+
+    linears: tuple[Linear, ...]
+    width: int
+    still: Array
+
+    def __call__(self, ops: Ops, encoded: Array, slots: Array, caches: Sequence[LayerCache]) -> None:
+        """Write keys and values of rows encoded [n, hidden] to `slots` [n] int64 of each layer's cache."""
+        queries = ops.zeros((len(encoded), self.width))
+        positions = ops.zeros((len(encoded),), I32)
+        for linear, (cache,) in zip(self.linears, caches, strict=True):
+            ops.next_layer()
+            qkv = ops.join_columns((queries, linear(ops, encoded)))
+            ops.rope_and_cache(qkv, positions, self.still, slots, cache, None, 1.0)
+
+
+@dataclass(frozen=True)
 class Encoder:
     """Tokens of a sequence to keys and values of the cross attention of every decoder layer.
 
     `bias` [heads, 2 f + 1] f32: what is added to a score when the key is -f .. f tokens after the query, or beyond.
-    `keys_values`: of each decoder layer. `still`: a rope table without columns, which turns nothing.
 
     One sequence at a time, its attention in f32 by torch: its bits thus depend on no other, and such a step, which
     comes once per request, need not be recorded.
@@ -47,20 +65,13 @@ class Encoder:
     final_norm: Norm
     bias: Array
     head_dim: int
-    keys_values: tuple[Linear, ...]
-    still: Array
+    keys_values: KeysValues
 
     def __call__(self, tokens: Array, slots: Array, caches: Sequence[LayerCache]) -> None:
         """Encode tokens [n] int32 and write the keys and values to `slots` [n] int64 of each layer's cache."""
         ops = self.ops
         ops.begin_step()
-        encoded = self.encode(tokens)
-        queries = ops.zeros((len(encoded), self.bias.shape[0] * self.head_dim))
-        positions = ops.zeros((len(tokens),), I32)
-        for linear, (cache,) in zip(self.keys_values, caches, strict=True):
-            ops.next_layer()
-            qkv = ops.join_columns((queries, linear(ops, encoded)))
-            ops.rope_and_cache(qkv, positions, self.still, slots, cache, None, 1.0)
+        self.keys_values(ops, self.encode(tokens), slots, caches)
 
     def encode(self, tokens: Array) -> Array:
         """Tokens [n] int32 to hidden states [n, hidden]."""

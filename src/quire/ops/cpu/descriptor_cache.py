@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from quire.core.dtypes import BF16, F32, I32
 from quire.ops.arrays import Host, address, byte_strides
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention_spec import ALL, AttentionSpec
 from quire.ops.cpu.state import ACTIVATION_NUMBERS, MOST_BATCHES, SCORE_NUMBERS, Cpu
 from quire.ops.descriptors import (
     AttentionDescriptor,
@@ -111,10 +111,12 @@ def attention_descriptor(cpu: Cpu, spec: AttentionSpec, heads: int) -> Attention
     distances = 0 if spec.bias is None else check(spec.bias, "attention bias", F32, heads, -1).shape[1]
     if spec.bias is not None and not distances:
         raise ValueError("attention bias: needs at least one distance")
+    if not 0 <= spec.behind <= max(0, distances - 1) or not 0 <= spec.after <= ALL:
+        raise ValueError(f"attention: {spec.behind} of {distances} distances and {spec.after} keys behind a row")
     made = by_heads[heads] = AttentionDescriptor(
         sinks=address_or_none(spec.sinks), alibi=address_or_none(spec.alibi), bias=address_or_none(spec.bias),
-        distances=distances, heads=heads, window=_within("attention window", spec.window),
-        scale=spec.scale, softcap=spec.softcap,
+        distances=distances, behind=spec.behind, heads=heads, window=_within("attention window", spec.window),
+        after=spec.after, scale=spec.scale, softcap=spec.softcap,
     )  # fmt: skip
     return made
 

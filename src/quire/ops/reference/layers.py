@@ -183,7 +183,7 @@ def attention(
     spec: AttentionSpec,
     tree: Tensor | None = None,
 ) -> Tensor:
-    """Causal softmax(scores) v over paged keys and values; `spec` says what a score is.
+    """softmax(scores) v over paged keys and values; `spec` says what a score is, and which keys a row sees.
 
     A batch mixes prefill chunks and decodes. The queries are the leading heads of qkv [T, (heads + 2 kv_heads) *
     head_dim]. Rows cu_q[s]..cu_q[s + 1] belong to sequence s, whose cache holds context[s] tokens including these rows;
@@ -221,11 +221,11 @@ def attention(
         row = torch.arange(length - (end - begin), length)[:, None]
         key = torch.arange(at, length)[None]
         lowest = torch.tensor([first_seen(window, i) for i in range(length - (end - begin), length)])[:, None]
-        hidden = (key > row) | (key < lowest)
+        hidden = (key > row + spec.after) | (key < lowest)
         if spec.alibi is not None:
-            scores = scores + spec.alibi[:, None, None] * (key - row)
+            scores = scores - spec.alibi[:, None, None] * (key - row).abs()
         if spec.bias is not None:
-            scores = scores + spec.bias[:, (row - key).clamp(0, spec.bias.shape[1] - 1)]
+            scores = scores + spec.bias[:, (row - key + spec.behind).clamp(0, spec.bias.shape[1] - 1)]
         scores = scores.masked_fill(hidden, -torch.inf)
         if spec.sinks is not None:
             scores = torch.cat((scores, spec.sinks[:, None, None].expand(-1, end - begin, 1)), -1)

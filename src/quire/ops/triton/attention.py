@@ -229,6 +229,8 @@ def _static(gpu: Gpu, queries: Queries, cache: KVCache, batch: PagedBatch, keys:
             spec.alibi is not None,
             batch.tree is not None,
             0 if spec.bias is None else spec.bias.shape[1],
+            spec.after,
+            spec.behind,
         ),
         "DOT": _dot(cache),
         "KIND": kind.value,

@@ -105,13 +105,13 @@ def scores_of(x, key, sight, score, SPEC: tl.constexpr):
         x = tanh(x * factor)
         factor = cap
     if SPEC[4]:
-        distance = tl.minimum(tl.maximum(position[:, None] - key[None, :], 0), SPEC[4] - 1)
+        distance = tl.minimum(tl.maximum(position[:, None] - key[None, :] + SPEC[6], 0), SPEC[4] - 1)
         x = tl.fma(x, tl.zeros_like(x) + factor, tl.load(bias + (bias_at[:, None] + distance)))
     elif SPEC[1] or SPEC[2]:
         x = x * factor
     if SPEC[2]:
-        distance = (key[None, :] - position[:, None]).to(tl.float32)
-        x = tl.fma(tl.broadcast_to(slope[:, None], x.shape), distance, x)
+        distance = tl.abs(key[None, :] - position[:, None]).to(tl.float32)
+        x = tl.fma(tl.broadcast_to(-slope[:, None], x.shape), distance, x)
     return x
 
 
@@ -146,7 +146,8 @@ def tile_of_keys(first, queries, m, e, acc, kv, sight, score, tree, D: tl.conste
     the keys of latents, first element of the head).
     sight = (position [BM], last key seen [BM], first and last key + 1 that any row sees). score = (factor, cap, biases,
     (slopes [BM], places of the rows' heads in the biases [BM]), window). tree = (root, mask) of the one token of the
-    tile. SPEC: `WINDOW`, `CHUNKED` or no window (0); which of cap, slopes, tree there are; distances of the bias.
+    tile. SPEC: `WINDOW`, `CHUNKED` or no window (0); which of cap, slopes, tree there are; distances of the bias;
+    keys behind its own that a row sees, and distances of these.
     """
     keys, values, key_scales, value_scales, table, block_step, key_step, head_at = kv
     position, last, low, high = sight
@@ -262,7 +263,7 @@ def tile_of_rows(inputs, steps, begin, n, length, first, step, root, head, left,
     if SPEC[4]:
         bias_at = tl.where(real, heads, 0) * SPEC[4]
     queries = queries_of(qkv, rotated, row, heads, real, row_step, rotated_step, rotated_width, D, BD, R, DOT)
-    last = tl.where(real, position, -1)
+    last = tl.where(real, tl.minimum(position + SPEC[5], length - 1) if SPEC[5] else position, -1)
     lowest, high = tl.min(tl.where(real, position, length), 0), tl.max(last, 0) + 1
     low = 0
     if SPEC[0]:
@@ -346,14 +347,14 @@ def merge_kernel(out, part_acc, part_ml, cu_q, context, sinks, tree, window, hea
             mask = tl.load(tree + begin + token)
             if mask != 0:
                 position = root + popcount(mask) - 1
-        lowest = 0
+        lowest, highest = 0, tl.minimum(position + SPEC[5], length - 1) // SPLIT
         if SPEC[0]:
             lowest = first_seen(position, window, SPEC) // SPLIT
         place = s.to(tl.int64) if SINGLE else (begin + token).to(tl.int64)
         m = tl.full([BH], float("-inf"), tl.float32)
         e = tl.zeros([BH], tl.float32)
         acc = tl.zeros([BH, BD], tl.float32)
-        for split in range(lowest, position // SPLIT + 1):
+        for split in range(lowest, highest + 1):
             at = (place * heads + head) * splits + split
             part = tl.load(part_acc + at[:, None] * D + d[None, :], mask=inside, other=0.0)
             one_m = tl.load(part_ml + at * 2, mask=head < heads, other=0.0)

@@ -52,7 +52,8 @@ def every_key(queries, kv, sight, score, one, first_position, D: tl.constexpr, B
     e = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BD], tl.float32)
     total_m, total_e, total = m, e, acc
-    seen, every = low // BN, (first_position + 1) // BN  # from tile `every` on some row does not see all keys
+    # from tile `every` on some row does not see all keys
+    seen, every = low // BN, (tl.minimum(first_position + SPEC[5], high - 1) + 1) // BN
     if SPEC[0]:
         seen = tl.minimum(tl.cdiv(first_seen(high - 1, window, SPEC), BN), every)
         total_m, total_e, total, m, e, acc = walk(

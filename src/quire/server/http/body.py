@@ -29,6 +29,7 @@ P = ParamSpec("P")
 ID_BYTES = 4
 """Of text, which a token id takes as long as."""
 MAX_COMPLAINT = 512
+JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 """What `curl -d` says of JSON unless it is told otherwise."""
 LARGE = 16 << 10  # bytes of text above which parsing and tokenizing leave the event loop: about 1 ms of work
@@ -83,9 +84,9 @@ async def read_struct(request: Request, options: ServerOptions, choose: Callable
     return body
 
 
-async def read_bytes(request: Request, limit: int, timeout: float) -> bytes:
-    """Read at most `limit` bytes within `timeout` seconds."""
-    _check_headers(request, limit)
+async def read_bytes(request: Request, limit: int, timeout: float, kind: str = JSON) -> bytes:
+    """Read at most `limit` bytes of the content type `kind` within `timeout` seconds."""
+    _check_headers(request, limit, kind)
     try:
         async with asyncio.timeout(timeout):
             return await _read(request, limit)
@@ -121,7 +122,7 @@ def _named(message: str) -> BadRequest:
     return BadRequest(f"the body: {message}")
 
 
-def _check_headers(request: Request, limit: int) -> None:
+def _check_headers(request: Request, limit: int, wanted: str) -> None:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", ""):
         raise HttpError(415, "content-encoding: bodies must not be compressed", code="unsupported_encoding")
@@ -129,8 +130,9 @@ def _check_headers(request: Request, limit: int) -> None:
     # Pages of other sites could send JSON as a plain text, unasked: browsers name them in `Origin`.
     untyped = request.state.exchange.dialect.untyped and "origin" not in request.headers
     form = kind == FORM and "origin" not in request.headers
-    if kind != "application/json" and not untyped and not form:
-        raise HttpError(415, "content-type: must be application/json", code="unsupported_media_type")
+    if kind != wanted and (wanted != JSON or not (untyped or form)):
+        told = "content-type: must be application/json" if wanted == JSON else f"content-type: must be {wanted}"
+        raise HttpError(415, told, code="unsupported_media_type")
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length[:20]) > limit:
         raise _too_large(limit)

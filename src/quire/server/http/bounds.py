@@ -44,6 +44,7 @@ BOUNDS: Mapping[str, Bound] = {
     "messages": _MESSAGES,
     "prompt": Bound(),
     "input": Bound(members={"content": _PARTS, "output": _PARTS, "summary": _PARTS}),
+    "inputs": Bound(members={"sentences": _DOCUMENTS}),
     "tokens": Bound(),
     "allowed_token_ids": Bound(),
     "stop_token_ids": _TEXTS,
@@ -54,6 +55,7 @@ BOUNDS: Mapping[str, Bound] = {
     "system": _PARTS,
     "images": _PARTS,
     "documents": _DOCUMENTS,
+    "texts": _DOCUMENTS,
     "text_1": _DOCUMENTS,
     "text_2": _DOCUMENTS,
     "tools": Bound(MAX_TOOLS, 32_768),
@@ -75,8 +77,9 @@ BOUNDS: Mapping[str, Bound] = {
 """By the name of a body's field, which means the same in every API that has it."""
 REST = Bound(4096, 4096)
 """Of any other field, known or not."""
+MAY_BE_PROMPTS = ("prompt", "input", "inputs")
 PROMPTS = Bound(8192)
-"""Of `prompt` and `input`, where they are more than the token ids of one prompt."""
+"""Of these, where they are more than the token ids of one prompt."""
 
 
 def check_counts(body: Any, size: int) -> None:
@@ -88,7 +91,11 @@ def check_counts(body: Any, size: int) -> None:
     for name, value in body.items():
         if isinstance(value, (list, dict)):
             bound = BOUNDS.get(name, REST)
-            if name in ("prompt", "input") and value and not (isinstance(value, list) and isinstance(value[0], int)):
+            if (
+                name in ("prompt", "input", "inputs")
+                and value
+                and not (isinstance(value, list) and isinstance(value[0], int))
+            ):
                 bound = bound._replace(items=PROMPTS.items)
             _check(value, bound, name[:100], size)
 

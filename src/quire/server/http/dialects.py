@@ -81,6 +81,13 @@ class TgiError(msgspec.Struct, kw_only=True):
     error_type: str
 
 
+class TeiError(msgspec.Struct, kw_only=True):
+    """Error as TEI's clients read it."""
+
+    error: str
+    error_type: str
+
+
 def _anthropic(error: QuireError) -> bytes:
     kind = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}.get(error.status, error.kind)
     return _encode(AnthropicError(error=AnthropicFields(type=kind, message=error.message)))
@@ -99,6 +106,11 @@ def _tgi(error: QuireError) -> bytes:
     return _encode(TgiError(error=error.message, error_type=kind))
 
 
+def _tei(error: QuireError) -> bytes:
+    kind = {429: "overloaded", 503: "unhealthy"}.get(error.status, "backend" if error.status >= 500 else "validation")
+    return _encode(TeiError(error=error.message, error_type=kind))
+
+
 OPENAI = Dialect(openai_error_body, ErrorReply, done=b"data: [DONE]\n\n")
 RESPONSES = Dialect(openai_error_body, ErrorReply)
 ANTHROPIC = Dialect(_anthropic, AnthropicError, ping=b'event: ping\ndata: {"type": "ping"}\n\n', api="Anthropic")
@@ -107,4 +119,5 @@ OLLAMA = Dialect(_ollama, OllamaError, b"application/x-ndjson", ping=b" ", lead=
                  prefix="/api/", api="Ollama")  # fmt: skip
 LLAMA_CPP = Dialect(_llama_cpp, LlamaCppError, lead=b"data: ", api="llama.cpp")
 TGI = Dialect(_tgi, TgiError, lead=b"data: ", api="TGI")
-DIALECTS = (OPENAI, RESPONSES, ANTHROPIC, OLLAMA, LLAMA_CPP, TGI)
+TEI = Dialect(_tei, TeiError, api="TEI")
+DIALECTS = (OPENAI, RESPONSES, ANTHROPIC, OLLAMA, LLAMA_CPP, TGI, TEI)

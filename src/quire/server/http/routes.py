@@ -38,6 +38,8 @@ class Route:
     reply: Kinds = ()
     """Structs of which a good reply is one; () = it has no JSON."""
     reply_is_list: bool = False
+    reply_type: Any = None
+    """The type of a good reply that is no struct, beside those that are."""
     reply_may_be_list: bool = False
     group: str = ""
     """Heading in /openapi.json and /docs; "" = the name of its dialect's API."""
@@ -62,6 +64,8 @@ class Route:
     """Schemas of parameters in the address."""
     errors: Mapping[int, str] = field(default_factory=dict)
     """Statuses of errors, with their reason, beyond those that every route of its kind has."""
+    form: bool = False
+    """The body is a form with files, multipart/form-data, of the fields of `body`."""
     unavailable: str = ""
     """What a 503 means that is a reply and not an error."""
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quire.core.errors import BadRequest
 from quire.server.http.body import Read, off_loop, read_bytes, shaped
 from quire.server.http.disconnect import cancel_on_disconnect
+from quire.server.http.multipart import read_form
 from quire.server.http.parsing import read_json
 from quire.server.http.routes import Route
 from quire.server.models.pool import PooledModel
@@ -58,7 +59,10 @@ def caller(server: ModelServer, route: Route) -> Callable[[Request], Awaitable[R
 async def _call_loaded(server: ModelServer, route: Route, request: Request) -> Response:
     """The answer of the model that a request is for, which is loaded first."""
     receive, fields = request.receive, ModelFields()
-    if route.body:
+    if route.form:
+        request.state.form = form = await read_form(request, server.options)
+        fields = ModelFields(model=next(iter(form.fields.get("model", ())), None))
+    elif route.body:
         data = await read_bytes(request, server.options.max_body_bytes, server.options.body_timeout)
         value = await off_loop(len(data), read_json, data)
         fields = shaped(value, ModelFields)

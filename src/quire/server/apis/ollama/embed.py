@@ -9,10 +9,19 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.features.pooling.edge_embedding import PoolingParams, embedding, vector_of
+from quire.features.pooling.edge_embedding import PoolingParams, embedding, task_prompt, vector_of
 from quire.server.apis.ollama.bodies import EmbeddingsRequest, EmbedRequest
-from quire.server.apis.openai.embeddings import NUMBER_BYTES, Answers, VectorFields, answers, check_embeds
-from quire.server.apis.openai.prompts import Prompts, encode_first, listed
+from quire.server.apis.openai.prompts import Prompts, encode_shortened
+from quire.server.apis.openai.protocol import Prompt
+from quire.server.apis.openai.vectors import (
+    NUMBER_BYTES,
+    Answers,
+    Given,
+    VectorFields,
+    answers,
+    check_embeds,
+    prompts_of,
+)
 from quire.server.apis.unsupported import without_effect
 from quire.server.http.body import off_loop, read_struct
 from quire.server.http.dialects import OLLAMA
@@ -50,9 +59,10 @@ async def embed(service: Service, request: Request) -> Response:
     _check(service, body.model, params)
     if not body.input:
         return await _json(0, EmbedReply(model=body.model, embeddings=[]))
-    given = listed(service, [body.input] if isinstance(body.input, str) else list(body.input), "input")
+    texts: Prompt = [body.input] if isinstance(body.input, str) else list(body.input)
+    given = await prompts_of(service, texts, "input", task_prompt(service.engine.info.pooling, None))
     if body.truncate is not False:
-        given = await encode_first(service, given, service.engine.info.max_model_len)
+        given = await encode_shortened(service, given, service.engine.info.max_model_len)
     found = await _found(service, request, body.model, given, arrival, "input")
     reply = EmbedReply(
         model=body.model,
@@ -73,7 +83,8 @@ async def embeddings(service: Service, request: Request) -> Response:
     _check(service, body.model, params)
     if not body.prompt:
         return await _json(0, EmbeddingsReply(embedding=[]))
-    found = await _found(service, request, body.model, [body.prompt], arrival, "prompt")
+    text = task_prompt(service.engine.info.pooling, None) + body.prompt
+    found = await _found(service, request, body.model, [text], arrival, "prompt")
     [row] = _rows(service, found, params)
     return await _json(len(row), EmbeddingsReply(embedding=row))
 
@@ -86,7 +97,7 @@ def _check(service: Service, model: str, params: PoolingParams) -> None:
 
 
 async def _found(service: Service, request: Request, model: str, given: Prompts, arrival: float, name: str) -> Answers:
-    return await answers(service, request, VectorFields(model=model), given, arrival, name)
+    return await answers(service, request, VectorFields(model=model), Given(given, arrival, name))
 
 
 def _rows(service: Service, found: Answers, params: PoolingParams) -> list[list[float]]:

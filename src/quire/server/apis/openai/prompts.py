@@ -23,6 +23,7 @@ from quire.server.http.errors import brief
 from quire.server.service import Service
 from quire.server.text_generation.media import ImageBytes
 from quire.text.messages.ids import shorten
+from quire.text.shortening import shortened
 from quire.text.template import IMAGE_PART, RESERVED
 from quire.text.template_renderer import PROCESSES
 from quire.text.tokenizer import CUT
@@ -91,26 +92,50 @@ async def encode_texts(
     return await asyncio.get_running_loop().run_in_executor(_ENCODING, encode)
 
 
-async def encode_first(service: Service, prompts: Prompts, limit: int) -> list[list[int]]:
-    """Token ids of prompts, at most `limit` each: what stands behind is left out, special tokens at the end are not."""
+async def encode_pairs(
+    service: Service, pairs: Sequence[tuple[str, str]], keep: int | None, last: bool = False
+) -> list[tuple[list[int], int]]:
+    """What `Tokenizer.encode_pair` makes of pairs, of at most `keep` tokens; -1 = of as many as the model reads.
 
-    def shortened(text: str, ids: list[int]) -> list[int]:
-        plain = service.tokenizer.encode(text, False)
-        added = len(ids) - len(plain)
-        before = next((i for i in range(added + 1) if ids[i : i + len(plain)] == plain), None)
-        if before is None or added >= limit:
-            return ids[:limit]
-        return ids[:before] + plain[: limit - added] + ids[before + len(plain) :]
+    `last`: texts keep their ends, not their beginnings.
+    """
+    limit = service.engine.info.max_model_len
+    if keep is not None and keep != -1 and not 1 <= keep <= limit:
+        raise BadRequest(f"truncate_prompt_tokens: must be -1 or lie in [1, {limit}]", param="truncate_prompt_tokens")
+    most = 0 if keep is None else limit if keep == -1 else keep
 
+    def encode() -> list[tuple[list[int], int]]:
+        for pair in pairs:
+            for text in pair:
+                check_tokens(service.tokenizer, text, _most_tokens(service))
+        return [service.tokenizer.encode_pair(*pair, most, last) for pair in pairs]
+
+    return await off_loop(service.tokenizer.work(sum(_CALL + len(a) + len(b) for a, b in pairs)), encode)
+
+
+async def encode_shortened(service: Service, prompts: Prompts, limit: int, last: bool = False) -> list[list[int]]:
+    """Token ids of prompts, at most `limit` each: the first of them, or the `last`. Special tokens of texts stay."""
     found = await encode_prompts(service, prompts, True, None)
-    for i, (prompt, ids) in enumerate(zip(prompts, found, strict=True)):
+    given: list[Any] = [*prompts]
+    for i, (prompt, ids) in enumerate(zip(given, found, strict=True)):
         if len(ids) > limit:
-            found[i] = (
-                ids[:limit]
-                if not isinstance(prompt, str)
-                else await off_loop(service.tokenizer.work(len(prompt)), shortened, prompt, ids)
-            )
+            work = service.tokenizer.work(len(prompt)) if isinstance(prompt, str) else 0
+            found[i] = await off_loop(work, shortened, service.tokenizer, prompt, ids, limit, last)
     return found
+
+
+async def shortened_texts(service: Service, texts: Sequence[str], most: int) -> list[str]:
+    """The beginnings of texts, of at most `most` tokens each."""
+
+    def beginning(text: str) -> str:
+        check_tokens(service.tokenizer, text, _most_tokens(service))
+        places = service.tokenizer.offsets(text, add_special_tokens=False)
+        return text[: places[most]] if most < len(places) else text
+
+    def all_shortened() -> list[str]:
+        return [beginning(text) for text in texts]
+
+    return await off_loop(service.tokenizer.work(sum(_CALL + len(text) for text in texts)), all_shortened)
 
 
 def truncate(ids: list[int], keep: int | None, limit: int) -> list[int]:

@@ -31,6 +31,7 @@ from quire.server.apis.fields import StreamField
 from quire.server.apis.openai.completions import submit_completion
 from quire.server.apis.openai.protocol import CompletionRequest
 from quire.server.apis.openai.sampling_params import check_body, mapped_fields
+from quire.server.apis.tei.info import TeiInfo, tei_info
 from quire.server.http.body import off_loop, off_read, read_struct
 from quire.server.http.dialects import TGI
 from quire.server.http.json_response import JsonResponse
@@ -166,8 +167,10 @@ async def compat_generate(service: Service, request: Request) -> Response:
 
 
 async def info(service: Service, request: Request) -> Response:
-    """Return the server's properties in TGI's format."""
+    """Return the server's properties: in TGI's format, or for a model that writes no text in TEI's."""
     facts = service.engine.info
+    if not facts.pooling.generates:
+        return JsonResponse(msgspec.json.encode(tei_info(service)))
     found = Info(
         model_id=service.names[0],
         model_dtype=facts.dtype,
@@ -359,5 +362,5 @@ ROUTES = (
         operation="text_completion",
         model_field=_ADAPTER,
     ),
-    Route("GET", "/info", info, reply=(Info,), dialect=TGI),
+    Route("GET", "/info", info, reply=(Info, TeiInfo), dialect=TGI),
 )

@@ -1,0 +1,124 @@
+"""TEI's vectors: /embed, /embed_all and /similarity."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.errors import BadRequest
+from quire.features.pooling.edge_embedding import PoolingParams, cosine, embedding, task_prompt, vector_of
+from quire.server.apis.openai.prompts import encode_prompts
+from quire.server.apis.openai.vectors import (
+    NUMBER_BYTES,
+    ROW_BYTES,
+    Answers,
+    Given,
+    VectorFields,
+    answers,
+    check_embeds,
+    prompts_of,
+    texts_of,
+)
+from quire.server.apis.tei.bodies import (
+    TeiEmbedAllRequest,
+    TeiEmbedRequest,
+    TeiSimilarityParameters,
+    TeiSimilarityRequest,
+    fitted,
+)
+from quire.server.http.body import off_loop, read_struct
+from quire.server.http.dialects import TEI
+from quire.server.http.json_response import JsonResponse
+from quire.server.http.routes import Handler, Route
+from quire.server.service import Service
+
+MOST_NUMBERS = 1 << 22
+"""Of a reply with a vector per token: about 80 MB of JSON."""
+
+
+async def embed(service: Service, request: Request) -> Response:
+    """Return embeddings in TEI's format: a list with a vector for each input."""
+    arrival = time.monotonic()
+    body = await read_struct(request, service.options, lambda _: TeiEmbedRequest)
+    pooling = service.engine.info.pooling
+    params = PoolingParams(
+        dimensions=body.dimensions, normalize=body.normalize is not False, prompt_name=body.prompt_name
+    )
+    params.validate(pooling)
+    found = await _answers(service, request, body, arrival)
+
+    def written() -> bytes:
+        return msgspec.json.encode([embedding(pooling, vector_of(output), params).tolist() for _, output in found])
+
+    return JsonResponse(await off_loop((ROW_BYTES + NUMBER_BYTES * pooling.width) * len(found), written))
+
+
+async def embed_all(service: Service, request: Request) -> Response:
+    """Return a vector for each token in TEI's format, before pooling."""
+    arrival = time.monotonic()
+    body = await read_struct(request, service.options, lambda _: TeiEmbedAllRequest)
+    pooling = service.engine.info.pooling
+    if pooling.dense:
+        raise BadRequest(f"this model has {len(pooling.dense)} layers behind its pooled vector, and none per token")
+    found = await _answers(service, request, body, arrival, every=True)
+
+    def written() -> bytes:
+        rows = (vector_of(output).reshape(len(asked.prompt), -1) for asked, output in found)
+        return msgspec.json.encode([each.tolist() for each in rows])
+
+    numbers = pooling.width * sum(len(asked.prompt) for asked, _ in found)
+    return JsonResponse(await off_loop(NUMBER_BYTES * numbers, written))
+
+
+async def similarity(service: Service, request: Request) -> Response:
+    """Return cosine similarities of a sentence with others in TEI's format."""
+    arrival = time.monotonic()
+    body = await read_struct(request, service.options, lambda _: TeiSimilarityRequest)
+    pooling, how = service.engine.info.pooling, body.parameters or TeiSimilarityParameters()
+    task = task_prompt(pooling, how.prompt_name)
+    check_embeds(pooling)
+    name = "inputs.sentences"
+    texts = [task + each for each in (body.inputs.source_sentence, *texts_of(body.inputs.sentences, name))]
+    given = Given(await fitted(service, texts, how), arrival, name)
+    found = await answers(service, request, VectorFields(), given)
+
+    def written() -> bytes:
+        source, *others = (vector_of(output) for _, output in found)
+        return msgspec.json.encode([cosine(source, other) for other in others])
+
+    return JsonResponse(await off_loop(ROW_BYTES * len(found), written))
+
+
+async def _answers(
+    service: Service, request: Request, body: TeiEmbedAllRequest, arrival: float, every: bool = False
+) -> Answers:
+    """A vector for each input; `every`: one for each of its tokens."""
+    pooling = service.engine.info.pooling
+    check_embeds(pooling)
+    prompts = await prompts_of(service, body.inputs, "inputs", task_prompt(pooling, body.prompt_name))
+    prompts = await fitted(service, prompts, body)
+    if not every:
+        return await answers(service, request, VectorFields(), Given(prompts, arrival, "inputs"))
+    ids = await encode_prompts(service, prompts, True, "inputs")
+    if (numbers := pooling.width * sum(map(len, ids))) > MOST_NUMBERS:
+        raise BadRequest(
+            f"inputs: vectors of all tokens have {numbers} numbers, more than {MOST_NUMBERS}; send fewer texts",
+            param="inputs",
+        )
+    return await answers(service, request, VectorFields(), Given(ids, arrival, "inputs", kind="all"))
+
+
+def _route(path: str, handler: Handler, body: type[msgspec.Struct], reply: Any) -> Route:
+    return Route("POST", path, handler, body=(body,), reply_type=reply, dialect=TEI, generates=True,
+                 operation="embeddings")  # fmt: skip
+
+
+ROUTES = (
+    _route("/embed", embed, TeiEmbedRequest, list[list[float]]),
+    _route("/embed_all", embed_all, TeiEmbedAllRequest, list[list[list[float]]]),
+    _route("/similarity", similarity, TeiSimilarityRequest, list[float]),
+)
