@@ -40,7 +40,7 @@ from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.layer_mixers import states_of
 from quire.model.spec import CONVOLUTION
 from quire.quant.codebook import NF4
-from sparse_variants import SPARSE, WHOLE
+from sparse_variants import ENTRIES, SPARSE, WHOLE
 from speech_models import HEARING, Heard, frames
 
 PAGE = DOCS / "models" / "pairs.md"
@@ -52,7 +52,8 @@ WIDE = {"intermediate_size": 128, "head_dim": 16, "moe_intermediate_size": 64, "
         "laurel_rank": 64, "d_kv": 16, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16,
         "linear_head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
         "linear_num_value_heads": 8, "shared_experts_intermediate_size": 64, "swa_q_lora_rank": 64,
-        "swa_kv_lora_rank": 64, "swa_v_head_dim": 16}  # fmt: skip
+        "swa_kv_lora_rank": 64, "swa_v_head_dim": 16, "o_lora_rank": 64, "o_groups": 1,
+        "linear_num_heads": 8}  # fmt: skip
 """Sizes that groups of 32 and blocks of 64 divide."""
 STEP = 2.0**-5
 Parts = dict[str, Tensor]
@@ -111,12 +112,14 @@ def facts_of(family: str) -> tuple[str, dict[str, Any]]:
     if family in RELATIVES:
         return family, {} if RELATIVES[family].base in OWN_NAMES else {"intermediate_size": 128}
     all_variants = [*VARIANTS.values(), *MIXTURES.values(), *LATENT.values(), *WHOLE.values(), *ENCODERS.values()]
-    all_variants += SPARSE.values()
+    all_variants += [*SPARSE.values(), *ENTRIES.values()]
     facts = next(f for t, f in all_variants if t == family)
     plain = {} if family in OWN_NAMES else {"intermediate_size": 128}
     # Heads whose values are shorter than keys keep their sizes, of which an even number turns.
     own = {"head_dim", "v_head_dim"} if {"head_dim", "v_head_dim"} <= facts.keys() else set()
     wide = {k: v for k, v in WIDE.items() if k in facts and k not in own}
+    if "linear_num_heads" in facts:  # of which files know one number with those of attention
+        wide |= {"num_attention_heads": 8, "num_key_value_heads": 8}
     return family, plain | facts | wide
 
 

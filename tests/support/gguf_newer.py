@@ -36,6 +36,11 @@ STEP = {"head_dim": 16, "num_hidden_layers": 4, "n_routed_experts": 8, "num_expe
         "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "rope_parameters": {
             FULL: {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
             LOCAL: {"rope_type": "default", "rope_theta": 1e3}}}  # fmt: skip
+GLM5 = LATENTS | ROUTED | INDEXER | {
+    "qk_rope_head_dim": 0, "num_hidden_layers": 4, "layer_types": ["linear_attention", "indexed_attention"] * 2,
+    "n_group": 1, "topk_group": 1, "v_head_dim": 16, "n_shared_experts": 1, "index_topk": 8, "index_kpool": 4,
+    "linear_head_dim": 32, "linear_num_heads": 4, "hc_sinkhorn_iters": 4, "swiglu_limit": 0.5,
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}  # fmt: skip
 QWEN4 = FEW | {
     "num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["indexed_attention"], "head_dim": 32,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
@@ -83,6 +88,9 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
         "shared_experts_intermediate_size": 32, "sliding_window": 5, "swa_num_attention_heads": 8,
         "swa_num_key_value_heads": 8, "swa_q_lora_rank": 32, "swa_kv_lora_rank": 64, "swa_head_dim": 32,
         "swa_qk_nope_head_dim": 24, "swa_v_head_dim": 16}),
+    "glm5-next": ("glm5_next_text", GLM5),
+    "glm5-next unbounded": ("glm5_next_text", GLM5 | {
+        "swiglu_limit": 1.0, "linear_lower_bound": None, "hc_eps": 1e-3, "indexer_types": ["full"] * 4}),
     "minicpm3": ("minicpm3", LATENTS | {"q_lora_rank": 32, "v_head_dim": 16}),
     "deepseek": ("deepseek", {}),
     "deepseek2 fourth": ("kimi_k2", {}),

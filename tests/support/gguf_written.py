@@ -132,6 +132,7 @@ MULTIPLIED_IN = ("falcon-h1", "dots3note")
 """Architectures whose matrices or norms have other numbers than those of folders."""
 LATER = (
     "dots3note",
+    "glm5-next",
     "muse-glimmer",
     "hy_v4",
     "hrm_text",

@@ -151,6 +151,14 @@ MINIMAX_01 = {
     **{f"layernorm_{part}_alpha": 3.5 for part in ("full_attention", "linear_attention", "mlp")},
     **{f"layernorm_{part}_beta": 1.0 for part in ("full_attention", "linear_attention", "mlp")},
 }
+GLM5 = {
+    "architectures": ["Glm5NextForConditionalGeneration"],
+    "mla_use_nope": True,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "linear_attn_config": {"num_heads": 4, "head_dim": 32, "short_conv_kernel_size": 4, "gate_lower_bound": -5.0},
+}
 RELEASED: dict[str, dict[str, Any]] = llama_cpp_models.RELEASED | {
     "deepseek": {"architectures": ["DeepseekForCausalLM"]},
     "bailingmoe": {"architectures": ["BailingMoeForCausalLM"]},
@@ -189,6 +197,9 @@ RELEASED: dict[str, dict[str, Any]] = llama_cpp_models.RELEASED | {
     "step35 scaled": STEP35 | {"rope_theta": [1e4, 1e3, 1e3, 1e4], "rope_parameters": SCALED},
     "bailingmoe3": LING3,
     "dots3note": DOTS3,
+    "glm5-next": GLM5,
+    "glm5-next unbounded": GLM5
+    | {"linear_attn_config": {"num_heads": 4, "head_dim": 32, "short_conv_kernel_size": 4, "safe_gate": False}},
     "qwen4exp": ATTENDS,
     "qwen4exp no n-grams": ATTENDS,
     "minimax-01 eighth": MINIMAX_01,

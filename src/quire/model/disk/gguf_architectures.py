@@ -22,6 +22,7 @@ from quire.model.disk.gguf_hybrids import (
     QWEN3_5,
     QWEN3_NEXT,
 )
+from quire.model.disk.gguf_latent_pools import LATENT_POOLS
 from quire.model.disk.gguf_latent_windows import LATENT_WINDOWS
 from quire.model.disk.gguf_latents import LATENTS
 from quire.model.disk.gguf_mixtures import MIXTURES
@@ -62,6 +63,7 @@ ARCHITECTURES = {
     **READ,
     **MIXTURES,
     **LATENTS,
+    **LATENT_POOLS,
     **LATENT_WINDOWS,
     **WINDOWED,
     **GEMMAS,

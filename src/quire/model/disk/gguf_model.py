@@ -257,7 +257,7 @@ class GgufModel:
         sizes = [self.get(key) or self.get(old) for key, old in zip(LATENT_LENGTHS, older, strict=True)]
         sizes[1] = sizes[1] or raw["hidden_size"] // raw["num_attention_heads"]
         turned = self.get("rope.dimension_count")
-        if any(type(size) is not int for size in (*sizes, turned)) or not 0 < turned < sizes[0]:
+        if any(type(size) is not int for size in (*sizes, turned)) or not self.architecture.turns <= turned < sizes[0]:
             raise self.file.fail(
                 self.prefix + LATENT_LENGTHS[0], f"is {sizes[0]!r:.40}, of which {turned!r:.40} turn: needs more"
             )

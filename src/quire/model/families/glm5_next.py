@@ -49,7 +49,7 @@ WRITTEN = (
         Rewrite(rf"(.*\.self_attn)\.(?:forget_gate\.)?{vector}", rf"\1.{vector}.weight", release=rf"\1.{vector}")
         for vector in ("A_log", "dt_bias")
     ),
-    Rewrite(r"(.*\.index_kpool_compress_(?:ape|gate))", r"\1.weight", release=r"\1"),
+    *(Rewrite(rf"(.*\.index_kpool_compress_{part})", r"\1.weight", release=r"\1") for part in ("ape", "gate")),
     Rewrite(r"(.*\.self_attn)\.forget_gate\.(.+)", r"\1.\2"),
     Rewrite(r"(.*\.self_attn)\.conv1d\.weight", r"\1.{}_conv1d.weight", parts=("q", "k", "v")),
     CORRECTION,
