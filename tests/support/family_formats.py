@@ -120,6 +120,9 @@ def facts_of(family: str) -> tuple[str, dict[str, Any]]:
     wide = {k: v for k, v in WIDE.items() if k in facts and k not in own}
     if "linear_num_heads" in facts:  # of which files know one number with those of attention
         wide |= {"num_attention_heads": 8, "num_key_value_heads": 8}
+    if "compress_rates" in facts:  # of which files know two, and that the first layers choose by tokens
+        rates = dict(zip(facts["compress_rates"], (4, 128), strict=True))
+        wide |= {"compress_rates": rates, "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"]}
     return family, plain | facts | wide
 
 

@@ -41,6 +41,12 @@ GLM5 = LATENTS | ROUTED | INDEXER | {
     "n_group": 1, "topk_group": 1, "v_head_dim": 16, "n_shared_experts": 1, "index_topk": 8, "index_kpool": 4,
     "linear_head_dim": 32, "linear_num_heads": 4, "hc_sinkhorn_iters": 4, "swiglu_limit": 0.5,
     "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}  # fmt: skip
+ENTRIES = {
+    "head_dim": 32, "num_key_value_heads": 1, "q_lora_rank": 32, "o_groups": 2, "o_lora_rank": 32,
+    "sliding_window": 8, "index_n_heads": 8, "index_head_dim": 64, "index_topk": 8, "n_routed_experts": 8,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 32, "partial_rotary_factor": 0.5, "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+    "mlp_layer_types": ["hash_moe", "moe", "moe"], "swiglu_limit": 0.5}  # fmt: skip
 QWEN4 = FEW | {
     "num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["indexed_attention"], "head_dim": 32,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
@@ -91,6 +97,7 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "glm5-next": ("glm5_next_text", GLM5),
     "glm5-next unbounded": ("glm5_next_text", GLM5 | {
         "swiglu_limit": 1.0, "linear_lower_bound": None, "hc_eps": 1e-3, "indexer_types": ["full"] * 4}),
+    "deepseek4": ("deepseek_v4", ENTRIES),
     "minicpm3": ("minicpm3", LATENTS | {"q_lora_rank": 32, "v_head_dim": 16}),
     "deepseek": ("deepseek", {}),
     "deepseek2 fourth": ("kimi_k2", {}),

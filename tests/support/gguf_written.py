@@ -133,6 +133,7 @@ MULTIPLIED_IN = ("falcon-h1", "dots3note")
 LATER = (
     "dots3note",
     "glm5-next",
+    "deepseek4",
     "muse-glimmer",
     "hy_v4",
     "hrm_text",

@@ -64,6 +64,7 @@ NOT_CONVERTED: dict[str, str] = {
     "bailingmoe2": SHARED_TWICE,
     "kimi-linear": "transformers writes names that the converter does not know",
     "falcon-h1 tied": "the multiplier of a tied head is lost in its file",
+    "deepseek4": "the converter takes experts in fp4 with scales alone: KeyError('Missing routed expert tensors ...')",
     "hy_v4": "the converter leaves rows of heads as they lie, and llama.cpp turns neighbours, not halves",
     "plamo": "the converter knows the sizes of one release alone, and asserts matrices of 5120 rows and columns",
     "minimax-01": "the converter does not write which layers attend, and readers take every eighth",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from quire.core.dtypes import F32
+from quire.core.dtypes import F32, I32
 from quire.core.errors import ModelError
 from quire.gguf.vocab import special_ids
 from quire.model.disk.checkpoint import Checkpoint, TensorInfo, TensorSource
@@ -196,7 +196,7 @@ class DequantizedSource:
             sized = spec.at(place.layer)
             shapes = {"weight": disk_shape(role, sized, family), "bias": role.shape(sized)[:1]}
             for part in ("weight", *(("bias",) if "bias" in parts else ())):
-                self.infos[f"{base}.{part}"] = TensorInfo(F32, shapes[part], file)
+                self.infos[f"{base}.{part}"] = TensorInfo(I32 if role.integers else F32, shapes[part], file)
                 self._slots[f"{base}.{part}"] = _Slot(holder, place, part)
 
     def _found(self, role: str, place: RolePlace) -> Mapping[str, str]:
@@ -204,9 +204,11 @@ class DequantizedSource:
         return found.get(found.holder(role, *place), *place)
 
     def tensor(self, name: str) -> Tensor:
-        """Return the tensor `name` f32, made anew each time."""
+        """Return the tensor `name` f32, or int32 where it is whole numbers, made anew each time."""
         slot = self._slots[name]
         role = DISK_ROLES[slot.holder]
+        if role.integers:
+            return to_torch(self._reader.read(self._reader.opened.claim.get(slot.holder, *slot.place)["weight"])).int()
         if role.kind == "vector":
             return self._vector(slot)
         if role.kind == "linear":

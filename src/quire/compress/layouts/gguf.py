@@ -248,6 +248,8 @@ class _Writer:
     def _kind(self, piece: Piece) -> str:
         """Choose the format of a tensor."""
         role = DISK_ROLES[piece.role]
+        if role.integers:
+            return "I32"
         plain = role.kind not in ("linear", "table") or piece.role in EXACT
         if piece.part == "bias" or role.wide or plain:
             return "F32"

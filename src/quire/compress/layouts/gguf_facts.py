@@ -114,6 +114,8 @@ def _windows(spec: ModelSpec, rope: Rope, attends: Sequence[bool]) -> dict[str, 
     windows = [window if seen else 0 for window, seen in zip(spec.windows, attends, strict=True)]
     if max(windows) <= 0:
         return {}
+    if spec.entries.window:  # beside it layers keep rows for entries
+        return {WINDOW[0]: spec.entries.window}
     local = next(r for r, window in zip(spec.rope, windows, strict=True) if window)
     base = {WINDOW[2]: float(local.theta)} if local.dim and local.theta != rope.theta else {}
     widest = 2 * (max(windows) - 1) if spec.bidirectional else max(windows)  # on both sides

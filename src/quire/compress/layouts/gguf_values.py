@@ -53,6 +53,9 @@ class Values:
         if given is not None and (exact := self._exact(piece, given, kind)) is not None:
             return exact
         values = self._numbers(piece, piece.parts[at]) if given is None else given.dequantize()
+        if kind == "I32":
+            whole: np.ndarray[Any, Any] = values.numpy().astype("<i4")
+            return whole.view(np.uint8)
         values = self._changed(piece, values)
         if values.dim() == 1:
             vector: np.ndarray[Any, Any] = encode(values.float()[None].numpy(), kind)[0]

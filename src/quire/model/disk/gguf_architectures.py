@@ -8,6 +8,7 @@ from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_bidirectional import BIDIRECTIONAL
 from quire.model.disk.gguf_dense import DENSE, READ
 from quire.model.disk.gguf_encoders import ENCODERS
+from quire.model.disk.gguf_entries import ENTRIES
 from quire.model.disk.gguf_gemmas import GEMMAS
 from quire.model.disk.gguf_hybrids import (
     FALCON_H1,
@@ -64,6 +65,7 @@ ARCHITECTURES = {
     **MIXTURES,
     **LATENTS,
     **LATENT_POOLS,
+    **ENTRIES,
     **LATENT_WINDOWS,
     **WINDOWED,
     **GEMMAS,

@@ -13,6 +13,11 @@ from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_latents import HYPER, INDEXED, INDEXERS, KIMI_LINEAR, KIMI_SHAPES, indexers_of_glm
 from quire.model.disk.gguf_windowed import GROUPS
 
+STREAM_FIELDS = {
+    "hc_mult": "hyper_connection.count",
+    "hc_sinkhorn_iters": "hyper_connection.sinkhorn_iterations",
+    "hc_eps": "hyper_connection.epsilon",
+}
 LIMITS = ("limits", "limits_shared")
 """Of the activation of experts, and of those that all tokens take."""
 
@@ -61,9 +66,7 @@ LATENT_POOLS: dict[str, Architecture] = {
             "linear_lower_bound": "kda.gate_lower_bound",
             "index_kpool": "attention.indexer.kpool",
             "index_kpool_always_select_tail": "attention.indexer.kpool_select_tail",
-            "hc_mult": "hyper_connection.count",
-            "hc_sinkhorn_iters": "hyper_connection.sinkhorn_iterations",
-            "hc_eps": "hyper_connection.epsilon",
+            **STREAM_FIELDS,
         },
         lists={
             "indexed": "attention.indexer.types",
