@@ -54,11 +54,12 @@ def test_drafts_change_no_bit_of_pools(tmp_path: Path) -> None:
     assert engine.engine.stats().draft_tokens > 0
 
 
+@pytest.mark.parametrize("name", ["pooled indexers", "entries"])
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
-def test_drafts_beside_ngrams_and_blocks_change_no_bit(method: str, tmp_path: Path) -> None:
-    folder, (_, facts) = write_model(tmp_path, "pooled indexers"), TINY["pooled indexers"]
+def test_drafts_beside_ngrams_blocks_and_entries_change_no_bit(method: str, name: str, tmp_path: Path) -> None:
+    folder, (_, facts) = write_model(tmp_path, name), TINY[name]
     requests = [each for each in requests_of(SMALL["vocab_size"], "") if each.params.n == 1]
-    assert facts["ple_layer_ids"]
+    assert facts.get("ple_layer_ids") or facts["compress_rates"]
     want = {name: answer.bits() for name, answer in run(engine_of(model=folder), requests).items()}
     for options in ({}, {"num_blocks": 24, "max_num_batched_tokens": 32, "max_num_seqs": 8}):
         engine = engine_of(
