@@ -56,6 +56,8 @@ QWEN4 = FEW | {
     "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
                         "mrope_section": [3, 3, 2], "mrope_interleaved": True}}  # fmt: skip
+EXTENDED = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+                                "original_max_position_embeddings": 32}}  # fmt: skip
 NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", MULTIPLIERS | SIX),
     "granitemoe shared": ("granitemoeshared", MULTIPLIERS | SIX | {"shared_intermediate_size": 48}),
@@ -98,6 +100,8 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "glm5-next unbounded": ("glm5_next_text", GLM5 | {
         "swiglu_limit": 1.0, "linear_lower_bound": None, "hc_eps": 1e-3, "indexer_types": ["full"] * 4}),
     "deepseek4": ("deepseek_v4", ENTRIES),
+    "deepseek4 yarn": ("deepseek_v4", ENTRIES | EXTENDED),
+    "deepseek4 yarn last": ("deepseek_v4", ENTRIES | EXTENDED | {"layer_types": ENTRIES["layer_types"][::-1]}),
     "minicpm3": ("minicpm3", LATENTS | {"q_lora_rank": 32, "v_head_dim": 16}),
     "deepseek": ("deepseek", {}),
     "deepseek2 fourth": ("kimi_k2", {}),

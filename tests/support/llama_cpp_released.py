@@ -50,6 +50,7 @@ NO_NAME = "the converter has no such model"
 SHARED_TWICE = "the converter and the reader disagree on the width of more than one shared expert"
 UNCAPPED = "the converter writes no key where nothing caps logits, and llama.cpp caps them then"
 ENDLESS = "the converter's code for them calls itself without end on every tensor but the fused one"
+FOUR_BITS = "the converter takes experts in fp4 with scales alone: KeyError('Missing routed expert tensors ...')"
 NOT_CONVERTED: dict[str, str] = {
     "baichuan seven": ENDLESS,
     "baichuan thirteen": ENDLESS,
@@ -64,7 +65,7 @@ NOT_CONVERTED: dict[str, str] = {
     "bailingmoe2": SHARED_TWICE,
     "kimi-linear": "transformers writes names that the converter does not know",
     "falcon-h1 tied": "the multiplier of a tied head is lost in its file",
-    "deepseek4": "the converter takes experts in fp4 with scales alone: KeyError('Missing routed expert tensors ...')",
+    **dict.fromkeys(("deepseek4", "deepseek4 yarn", "deepseek4 yarn last"), FOUR_BITS),
     "hy_v4": "the converter leaves rows of heads as they lie, and llama.cpp turns neighbours, not halves",
     "plamo": "the converter knows the sizes of one release alone, and asserts matrices of 5120 rows and columns",
     "minimax-01": "the converter does not write which layers attend, and readers take every eighth",

@@ -44,7 +44,7 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
     spec, raw = opened.spec, opened.config.raw
     told = {} if architecture.tell is None else architecture.tell(raw)
     raw = {**raw, **told}
-    rope = whole_rope(spec)
+    rope, extended = _ropes(spec)
     attends = [spec.attends(layer) for layer in range(spec.layers)]
     own = {
         "head_dim": spec.head_dim if any(attends) else None,
@@ -94,7 +94,7 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
         found[NORMED] = spec.family == architecture.normed
     if absorbed:
         found |= _latents(opened, architecture)
-    found |= {**_scaling(rope), **architecture.fixed, **architecture.written}
+    found |= {**_scaling(extended), **architecture.fixed, **architecture.written}
     if drafts is not None and WINDOW[1] in architecture.known:
         found = {key: with_draft(value, spec, drafts.spec) for key, value in found.items()}
     return {key: float(value) if key in REALS else value for key, value in found.items()}
@@ -143,6 +143,15 @@ def whole_rope(spec: ModelSpec) -> Rope:
     """Return the rope of layers that see everything; where none of these turns, of those with a window."""
     whole = [r for r, window in zip(spec.rope, spec.windows, strict=True) if not window]
     return next((r for r in (*whole, *spec.rope) if r.dim), (*whole, *spec.rope)[0])
+
+
+def _ropes(spec: ModelSpec) -> tuple[Rope, Rope]:
+    """Return the rope whose base has the usual key, and the one whose context extension has keys: beside entries that
+    of layers without any, and that of layers with them, whose base has a key of its own."""
+    rope = whole_rope(spec)
+    each = list(zip(spec.rope, spec.entries.every, strict=False))
+    near = next((r for r, every in each if not every), rope)
+    return (near, next((r for r, every in each if every), rope)) if each else (rope, rope)
 
 
 def _widths(spec: ModelSpec, architecture: Architecture) -> Any:

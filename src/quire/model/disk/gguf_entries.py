@@ -70,6 +70,7 @@ ENTRIES: dict[str, Architecture] = {
             "token_experts": "ffn_gate_tid2eid",
             **{role: name for role, name in HYPER.items() if role.startswith("hyper")},
         },
+        extra=("embedding_length_out",),
         fixed={GATING: SQRT_SOFTPLUS},
         spelling=(("num_experts", "n_routed_experts"),),
         fields={
