@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from family_tensors import rewrite
+from lora_adapters import write_adapter
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
 from paged_model import CUTS, TOLERANCE, Paged, load, prompt
 from paged_model import ops as ops
@@ -160,3 +161,11 @@ def test_other_places_of_ngrams_than_those_of_the_files_are_refused(tmp_path: Pa
     edit_config(tmp_path, seed=5)
     with pytest.raises(ModelError, match="layer_multipliers is not what follows"):
         load(tmp_path, ops, block_size=4)
+
+
+def test_adapters_of_matrices_beside_entries_are_refused(ops: Ops, tmp_path: Path) -> None:
+    family, facts = ENTRIES["deepseek_v4"]
+    oracle = write(tmp_path / "model", family, **facts)
+    adapter = write_adapter(tmp_path / "adapter", oracle, ("q_b_proj", "o_b_proj"), 1)
+    with pytest.raises(ModelError, match=r"o_b_proj: no matrix of that name can be adapted|q_b_proj: no matrix of"):
+        load(tmp_path / "model", ops, enable_lora=True, lora_modules=(f"one={adapter}",))
