@@ -120,3 +120,26 @@ def test_what_llama_cpp_takes_for_another_number_is_said(name: str, key: str, va
     write_folder(tmp_path, name)
     write_gguf(tmp_path, tmp_path / "model.gguf", "F32")
     assert GgufFile(tmp_path / "model.gguf").metadata[f"{name.split()[0]}.{key}"] == value
+
+
+def test_a_layer_ahead_of_glm5_next_is_left_out(tmp_path: Path) -> None:
+    """llama.cpp's converter writes the layer behind the last one, and one more number in lists that have it."""
+    write_folder(tmp_path, "glm5-next")
+    plain, more = tmp_path / "plain.gguf", tmp_path / "more.gguf"
+    write_gguf(tmp_path, plain, "F32")
+    file, arch = GgufFile(plain), "glm5-next."
+    metadata = {key: file.metadata[key] for key in file.metadata} | {arch + "nextn_predict_layers": 1}
+    layers = metadata[arch + "block_count"]
+    metadata[arch + "block_count"] = layers + 1
+    for key in ("attention.head_count_kv", "swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        metadata[arch + key] = np.append(metadata[arch + key], metadata[arch + key][-1:])
+    held = dict(file.tensors)
+    held |= {
+        name.replace(f"blk.{layers - 1}.", f"blk.{layers}."): tensor
+        for name, tensor in file.tensors.items()
+        if name.startswith(f"blk.{layers - 1}.") and ".hc_" not in name
+    }
+    held[f"blk.{layers}.nextn.enorm.weight"] = file.tensors["output_norm.weight"]
+    infos = [NewTensor(name, tensor.type.name, tensor.shape) for name, tensor in held.items()]
+    write_file(more, metadata, infos, [np.frombuffer(file.data, np.uint8, t.nbytes, t.start) for t in held.values()])
+    assert torch.equal(answer(more), answer(plain))

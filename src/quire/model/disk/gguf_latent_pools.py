@@ -11,6 +11,7 @@ import numpy as np
 from quire.core.errors import ModelError
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_latents import HYPER, INDEXED, INDEXERS, KIMI_LINEAR, KIMI_SHAPES, indexers_of_glm
+from quire.model.disk.gguf_names import LATENT_LENGTHS, NEXTN
 from quire.model.disk.gguf_windowed import GROUPS
 
 STREAM_FIELDS = {
@@ -52,6 +53,7 @@ LATENT_POOLS: dict[str, Architecture] = {
             "index_gate": "indexer_compressor_gate",
             "index_bias": "indexer_compressor_ape",
         },
+        extra=(*LATENT_LENGTHS, NEXTN),
         facts={},
         turns=False,
         spelling=(
