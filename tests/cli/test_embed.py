@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,44 @@ def test_vectors_are_those_of_llm(run: Run, folder: Path, tmp_path: Path, suffix
         texts, found = read(target)
         assert texts == TEXTS and np.array_equal(found, want)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", target.name]
+
+
+@pytest.mark.parametrize("piped", [False, True], ids=["in this process", "piped"])
+def test_texts_of_standard_input(run: Run, folder: Path, tmp_path: Path, piped: bool) -> None:
+    source, target = "\n".join(TEXTS).encode(), tmp_path / "out.npy"
+    words = ["embed", "-", "-o", str(target), "-m", str(folder), "--device", "cpu", "--num-blocks", "512", "-q"]
+    if piped:
+        code = "import sys; sys.argv = ['quire', *sys.argv[1:]]; from quire.cli import main; main()"
+        made = subprocess.run([sys.executable, "-c", code, *words], input=source, capture_output=True)
+        assert made.returncode == 0, made.stderr
+        out = made.stdout.decode()
+    else:
+        ended, out, err = run(*words, stdin=source)
+        assert ended == 0, err
+    assert out == f"12 vectors of 64 numbers are in {target}\n"
+    assert np.array_equal(np.load(target), wanted(folder, TEXTS))
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
+
+
+def test_objects_of_standard_input(run: Run, folder: Path, tmp_path: Path) -> None:
+    source, target = "".join(json.dumps({"body": text}) + "\n" for text in TEXTS).encode(), tmp_path / "out.jsonl"
+    flags = ("-", "-o", str(target), "--field", "body", "-m", str(folder), "--device", "cpu", "--num-blocks", "512")
+    code, _, err = run("embed", *flags, "-q", stdin=source)
+    assert code == 0, err
+    texts, found = read(target)
+    assert texts == TEXTS and np.array_equal(found, wanted(folder, TEXTS))
+    target.unlink()
+    for wrong, words in ((b"", "standard input has no texts"), (b"[]\n", "standard input: line 1 is no JSON object")):
+        code, _, err = run("embed", *flags, stdin=wrong)
+        assert code in (1, 2) and words in err and not list(tmp_path.iterdir())
+
+
+def test_sparse_vectors_are_refused(run: Run, tmp_path: Path) -> None:
+    write_encoder(made := tmp_path / "model", "bert", "ForMaskedLM")
+    write_tokenizer(made)
+    (tmp_path / "in.txt").write_text("a\n")
+    code, _, err = embed(run, made, tmp_path / "in.txt", "-o", tmp_path / "out.jsonl")
+    assert code in (1, 2) and "LLM.embed_sparse" in err and not (tmp_path / "out.jsonl").exists()
 
 
 def test_options_of_vectors(run: Run, folder: Path, tmp_path: Path) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,10 +22,26 @@ from quire.core.files import becoming
 
 MAX_LINE = 16 << 20
 """Bytes of a line."""
+NO_FILE = "standard input"
 SUFFIXES = (".parquet", ".jsonl", ".npy")
 Matrix = NDArray[np.float32]
 Batch = tuple[int, list[str]]
 """The number of the first line, from 1, and the texts."""
+
+
+@contextmanager
+def standard_input() -> Iterator[Path]:
+    """A file with all of standard input, which is read twice: texts are counted before they are embedded."""
+    with tempfile.TemporaryDirectory(prefix="quire-embed-") as folder:
+        made = Path(folder) / NO_FILE
+        with made.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield made
+
+
+def shown(path: Path) -> str:
+    """What messages call a file of texts."""
+    return NO_FILE if path.name == NO_FILE else str(path)
 
 
 def texts_of(path: Path, field: str) -> Iterator[str]:
@@ -30,8 +49,8 @@ def texts_of(path: Path, field: str) -> Iterator[str]:
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
             if len(line) > MAX_LINE:
-                raise BadRequest(f"{path}: line {number} is longer than {MAX_LINE} bytes")
-            yield _text(line, field, f"{path}: line {number}")
+                raise BadRequest(f"{shown(path)}: line {number} is longer than {MAX_LINE} bytes")
+            yield _text(line, field, f"{shown(path)}: line {number}")
 
 
 def _text(line: bytes, field: str, where: str) -> str:

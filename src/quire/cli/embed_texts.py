@@ -21,10 +21,18 @@ if TYPE_CHECKING:
     from quire.features.pooling.edge_embedding import PoolingParams
 
 
+STANDARD_INPUT = Path("-")
+
+
 @option_command(
     "embed",
     ENGINE,
-    argument("input_file", metavar="FILE", type=PATH, help="Texts, one a line, or JSON objects (see --field)."),
+    argument(
+        "input_file",
+        metavar="FILE",
+        type=PATH,
+        help="Texts, one a line, or JSON objects (see --field); - is standard input.",
+    ),
     option(
         "--output-file",
         "-o",
@@ -55,18 +63,21 @@ def embed(
     **asked: Any,
 ) -> None:
     """Write the vectors of a file of texts. Run it again to go on where it was cut off."""
-    from quire.cli.embed_files import Parts, batches_of, texts_of, write
+    from quire.cli.embed_files import Parts, batches_of, shown, standard_input, texts_of, write
 
     config = to_engine(with_default(options))
     _check(input_file, output_file, batch_size)
+    if input_file == STANDARD_INPUT:
+        input_file = click.get_current_context().with_resource(standard_input())
     named = field or ("text" if input_file.suffix == ".jsonl" else "")
     total = sum(1 for _ in texts_of(input_file, named))
     if not total:
-        raise ConfigError(f"{input_file} has no texts")
+        raise ConfigError(f"{shown(input_file)} has no texts")
     from quire.cli.generate import open_llm
     from quire.core.files import sampled_digest
     from quire.core.progress import stage
     from quire.features.pooling.edge_embedding import PoolingParams
+    from quire.features.pooling.edge_sparse import check_dense
 
     params = PoolingParams(**asked)
     with open_llm(config) as llm:
@@ -74,6 +85,7 @@ def embed(
         params.validate(pooling)
         if pooling.labels:
             raise BadRequest("this model classifies, and makes no vectors; use LLM.classify or quire serve")
+        check_dense(pooling)
         how = json.dumps([sampled_digest(Path(llm.info.folder)), {k: str(v) for k, v in sorted(options.items())}, asked,
                           truncate])  # fmt: skip
         parts, before = Parts(output_file, how), 0
@@ -106,7 +118,7 @@ def _check(source: Path, target: Path, batch_size: int) -> None:
     """`ConfigError` for files that cannot be, before minutes of loading."""
     from quire.cli.embed_files import SUFFIXES, pyarrow
 
-    if not source.is_file():
+    if source != STANDARD_INPUT and not source.is_file():
         raise ConfigError(f"{source}: no such file", param="input_file")
     if target.suffix not in SUFFIXES:
         raise ConfigError(f"--output-file {target}: must end with {', '.join(SUFFIXES)}", param="output_file")
@@ -122,6 +134,7 @@ def _vectors(llm: LLM, batch: Batch, params: PoolingParams, truncate: bool, sour
     """Vectors of the texts of a batch; `BadRequest` with the line of a text that cannot be read."""
     import numpy as np
 
+    from quire.cli.embed_files import shown
     from quire.features.pooling.edge_embedding import task_prompt
     from quire.text.shortening import shortened
 
@@ -131,10 +144,10 @@ def _vectors(llm: LLM, batch: Batch, params: PoolingParams, truncate: bool, sour
     for number, text in enumerate(texts, first):
         ids = tokenizer.encode(task + text)
         if not ids:
-            raise BadRequest(f"{source}: line {number} has no tokens, and so no vector")
+            raise BadRequest(f"{shown(source)}: line {number} has no tokens, and so no vector")
         if len(ids) > limit and not truncate:
             raise BadRequest(
-                f"{source}: line {number} has {len(ids)} tokens, but this model reads {limit}; give --truncate"
+                f"{shown(source)}: line {number} has {len(ids)} tokens, but this model reads {limit}; give --truncate"
             )
         prompts.append({"prompt_token_ids": shortened(tokenizer, task + text, ids, limit, False)})
     found = llm.encode(prompts, params)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from quire.cli.show import Rows
 from quire.model.describe import ModelFacts
 
-ROWS = {"mean": "the mean of all tokens", "cls": "the first token", "last": "the last token"}
+ROWS = {
+    "mean": "the mean of all tokens",
+    "cls": "the first token",
+    "last": "the last token",
+    "splade": "weights of the vocabulary (SPLADE)",
+}
 SHOWN = 8
 """Names of classes that are shown."""
 

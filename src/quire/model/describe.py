@@ -22,6 +22,7 @@ from quire.model.disk.gguf_model import GgufModel
 from quire.model.disk.gguf_pooling import file_pooling
 from quire.model.disk.headers import ModelHeaders, VisionHeaders
 from quire.model.disk.hf_config import HfConfig, read_json
+from quire.model.disk.mlm_head import with_mlm_head
 from quire.model.disk.mmproj_file import find_mmproj, refuse_mmproj
 from quire.model.disk.mtp_layer import left_out, part_mtp, with_mtp
 from quire.model.disk.pooling_config import CLASSIFIER, classifies, headless, read_pooling
@@ -130,6 +131,7 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
     else:
         source, notes = gguf.source(), [*gguf.notes]
     family = family.named_as(source.infos)
+    family, spec, source = with_mlm_head(folder, config, spec, family, source)
     source = first_rows(source, spec, family)
     source, further = part_mtp(source, spec, family)
     notes += left_out(source, spec, family)
@@ -156,10 +158,10 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
     if config.has("auto_map"):
         notes.append("auto_map in config.json is ignored: code from a model folder is never run")
     try:
-        claimed = claim(source.infos, spec, family, required, scheme)
+        claimed = claim(source.infos, spec, family, family.required_parts(config), scheme)
     except ModelError as error:
         raise ModelError(f"{folder}: {error.message}") from None
-    pooling = _pooling(folder, config, spec, bare, gguf)
+    pooling = _pooling(folder, config, spec, bare, gguf, family.mlm is not None)
     seen = _images(model, gguf, hub, spec, notes)
     vision, spec = seen or (open_vision(folder, raw, spec, vision_part, seed), spec)
     named, told = own_name(model, folder), tuple(notes)
@@ -167,9 +169,13 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
     return with_mtp(made, further)
 
 
-def _pooling(folder: Path, config: HfConfig, spec: ModelSpec, bare: bool, gguf: GgufModel | None) -> Pooling:
-    """How the model makes vectors or classes, as its folder or its file says. `bare`: it has no head."""
-    made = read_pooling(folder, config, spec.hidden, not bare and not spec.bidirectional, spec.bidirectional)
+def _pooling(
+    folder: Path, config: HfConfig, spec: ModelSpec, bare: bool, gguf: GgufModel | None, masked: bool
+) -> Pooling:
+    """How the model makes vectors or classes, as its folder or its file says. `bare`: it has no head; `masked`: it has
+    one that fills in masked tokens."""
+    generates, vocabulary = not bare and not spec.bidirectional, spec.vocab_size if masked else 0
+    made = read_pooling(folder, config, spec.hidden, generates, spec.bidirectional, vocabulary)
     return made if gguf is None else file_pooling(gguf.file, gguf.prefix, gguf.architecture, made)
 
 

@@ -11,6 +11,7 @@ from quire.core.plan import NO_WORK, BlockWork, Chunk, ChunkResult, LogitRow, St
 from quire.core.sequence import Sequence, Status
 from quire.features.images.run_image_features import ImageFeatures
 from quire.features.pooling.run_pooling import add_vectors
+from quire.features.pooling.run_sparse import SparseSums, take_logits
 from quire.features.structured_output.run_grammar_masks import MaskBuilder
 from quire.model.net.hidden_taps import picked
 from quire.model.net.multimodal import EmbeddedRows
@@ -18,6 +19,7 @@ from quire.ops.arrays import Array, Fetched
 from quire.run.blocks import Keep
 from quire.run.builder import BatchBuilder, StepSizes
 from quire.run.executor import Allocated
+from quire.run.step import HeadRows
 from quire.sample.sampler import NUMERICS, Drawn, RowResult, Sampler
 
 
@@ -97,10 +99,20 @@ class Runner:
         pooled: list[int] = []
         for i, row in enumerate(rows):
             (others if row.seq.request.pooling is None else pooled).append(i)
+        self._keep_sparse(whole, rows, [i for i in pooled if rows[i].seq.request.pooling == "splade"])
         scores = self.step.scores(whole, others) if others else ()
         hidden = self._fetch([picked(whole.h, pooled)])
         drawn = [rows[i] for i in others]
         return LaunchedStep(plan, drawn, scores, self.builder.failed, [rows[i] for i in pooled], hidden)
+
+    def _keep_sparse(self, whole: HeadRows, rows: list[LogitRow], places: list[int]) -> None:
+        """Give sequences whose rows are at `places` their sparse vectors; logits are read piece by piece."""
+        if not places:
+            return
+        sums = SparseSums(self.step.model.pooling.splade)
+        logits = (self._fetch([piece])()[0] for piece in self.step.scores(whole, places))
+        take_logits(sums, [rows[i] for i in places], logits)
+        self.numeric_errors += sums.keep(self.builder.failed)
 
     def sample(self, step: LaunchedStep) -> LaunchedStep:
         """Edit the logits of `step` and draw its tokens; those of all steps before it were committed. Returns it."""

@@ -57,6 +57,16 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         yield server, model
 
 
+@pytest.fixture(scope="module")
+def splade(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    folder = tmp_path_factory.mktemp("splade")
+    model = write_encoder(folder, "bert", "ForMaskedLM")
+    write_tokenizer(folder)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
+    with serving(folder) as server:
+        yield server, model
+
+
 def answered(server: LiveServer, path: str, body: dict[str, Any]) -> Any:
     reply = server.post(path, body)
     assert reply.status_code == 200, reply.text
@@ -87,6 +97,44 @@ def test_embed_is_the_mean_of_transformers_rows(encoder: Made) -> None:
     head = np.array(whole)[:, :8]
     cut = answered(server, "/embed", {"inputs": TEXTS, "dimensions": 8})
     np.testing.assert_allclose(cut, head / np.linalg.norm(head, axis=1, keepdims=True), atol=1e-6)
+
+
+def weights(made: Made, text: str) -> np.ndarray[Any, Any]:
+    """SPLADE's weights of transformers' logits (Formal et al. 2021)."""
+    server, model = made
+    with torch.no_grad():
+        logits = model(torch.tensor([server.tokenizer.encode(text)])).logits[0]
+    return np.asarray(logits.relu().log1p().amax(0).numpy())
+
+
+def test_embed_sparse_has_splades_weights(splade: Made) -> None:
+    server, _ = splade
+    found = answered(server, "/embed_sparse", {"inputs": TEXTS})
+    for text, each in zip(TEXTS, found, strict=True):
+        want = weights(splade, text)
+        assert each[0].keys() == {"index", "value"}
+        indices = [one["index"] for one in each]
+        assert indices == sorted(set(indices)) and all(one["value"] > 0 for one in each)
+        made = np.zeros(len(want))
+        made[indices] = [one["value"] for one in each]
+        np.testing.assert_allclose(made, want, atol=1e-5)
+    for text, each in zip(TEXTS, found, strict=True):
+        assert answered(server, "/embed_sparse", {"inputs": text}) == [each], "the same bits alone"
+        ids = server.tokenizer.encode(text)
+        assert answered(server, "/embed_sparse", {"inputs": ids}) == [each]
+    named = answered(server, "/embed_sparse", {"inputs": TEXTS[2], "prompt_name": "query"})
+    assert named == answered(server, "/embed_sparse", {"inputs": f"query: {TEXTS[2]}"}) != found[2:]
+    ids = server.tokenizer.encode(LONG)
+    for side, kept in (("Right", ids[1:139]), ("Left", ids[-139:-1])):
+        cut = answered(server, "/embed_sparse", {"inputs": LONG, "truncate": True, "truncation_direction": side})
+        assert cut == answered(server, "/embed_sparse", {"inputs": [ids[0], *kept, ids[-1]]})
+
+
+def test_embed_of_splade_has_a_number_for_each_token_of_the_vocabulary(splade: Made) -> None:
+    """As TEI gives it where nothing is to be divided by the length."""
+    server, _ = splade
+    found = answered(server, "/embed", {"inputs": TEXTS, "normalize": False})
+    np.testing.assert_allclose(found, [weights(splade, text) for text in TEXTS], atol=1e-5)
 
 
 def test_embed_puts_the_prompt_of_a_task_before_texts(encoder: Made) -> None:
@@ -178,15 +226,16 @@ def test_predict_has_classes_of_texts_and_pairs(classifier: Made) -> None:
     assert {each["label"]: each["score"] for each in raw} == pytest.approx(named, abs=1e-5)
 
 
-def test_info_says_what_the_model_is(encoder: Made, reranker: Made, classifier: Made) -> None:
+def test_info_says_what_the_model_is(encoder: Made, reranker: Made, classifier: Made, splade: Made) -> None:
     kinds = []
-    for server, _ in (encoder, reranker, classifier):
+    for server, _ in (encoder, reranker, classifier, splade):
         info = server.http.get("/info").json()
         assert (info["max_input_length"], info["auto_truncate"]) == (140, False)
         kinds.append(info["model_type"])
     assert kinds[0] == {"embedding": {"pooling": "mean"}}
     assert kinds[1] == {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
     assert kinds[2]["classifier"]["label2id"] == {f"LABEL_{i}": i for i in range(3)}
+    assert kinds[3] == {"embedding": {"pooling": "splade"}}
 
 
 def test_hugging_faces_client(encoder: Made) -> None:
@@ -215,6 +264,18 @@ WRONG = [
     ("encoder", "/similarity", {"inputs": {"sentences": ["a"]}}, "inputs.source_sentence"),
     ("encoder", "/rerank", {"query": "a", "texts": []}, "texts"),
     ("encoder", "/rerank", {"query": "a", "texts": [5]}, "texts[0]"),
+    ("encoder", "/embed_sparse", {"inputs": "a"}, "this model is not an embedding model with SPLADE pooling"),
+    ("reranker", "/embed_sparse", {"inputs": "a"}, "this model is not an embedding model with SPLADE pooling"),
+    ("splade", "/embed_sparse", {"inputs": []}, "inputs"),
+    ("splade", "/embed_sparse", {"inputs": [99_999]}, "inputs"),
+    ("splade", "/embed_sparse", {"inputs": LONG}, "inputs"),
+    ("splade", "/embed_sparse", {"inputs": "a", "prompt_name": "other"}, "prompt_name"),
+    ("splade", "/embed", {"inputs": "a"}, "normalize: is not available for SPLADE models"),
+    ("splade", "/embed", {"inputs": "a", "normalize": False, "dimensions": 8}, "dimensions: is not available"),
+    ("splade", "/embed_all", {"inputs": "a"}, "this model makes sparse vectors"),
+    ("splade", "/similarity", {"inputs": {"source_sentence": "a", "sentences": ["a"]}}, "this model makes sparse"),
+    ("splade", "/rerank", {"query": "a", "texts": ["b"]}, "this model makes sparse vectors"),
+    ("splade", "/predict", {"inputs": "a"}, "this model has no classes"),
     ("reranker", "/embed", {"inputs": "a"}, "this model classifies"),
     ("reranker", "/embed_all", {"inputs": "a"}, "this model classifies"),
     ("reranker", "/similarity", {"inputs": {"source_sentence": "a", "sentences": ["a"]}}, "this model classifies"),

@@ -18,6 +18,7 @@ from quire.core.pooling import Pooling
 from quire.core.request import Output, Request, longest_prompt, random_id
 from quire.engine.client import EngineInfo
 from quire.engine.requests import LoRARequest, listed
+from quire.features.pooling.edge_sparse import SparseEmbeddingOutput, check_dense, check_sparse, sparse_of
 
 if TYPE_CHECKING:
     from quire.engine.local import LocalEngine
@@ -40,6 +41,9 @@ class PoolingParams:
     def validate(self, pooling: Pooling) -> None:
         """`BadRequest` naming the field, for a model that gives `pooling`."""
         task_prompt(pooling, self.prompt_name)
+        if pooling.kind == "splade" and (self.normalize or self.dimensions is not None):
+            field = "normalize" if self.normalize else "dimensions"
+            raise BadRequest(f"{field}: is not available for SPLADE models", param=field)
         if self.dimensions is None:
             return
         if pooling.labels:
@@ -143,7 +147,8 @@ def check_classifies(pooling: Pooling) -> None:
 
 
 def check_scores(pooling: Pooling) -> None:
-    """`BadRequest` for a model whose classes say nothing of how well two texts fit."""
+    """`BadRequest` for a model of sparse vectors, or whose classes say nothing of how well two texts fit."""
+    check_dense(pooling)
     if len(pooling.labels) > 2:
         raise BadRequest(
             f"this model tells {len(pooling.labels)} classes apart, none of which scores a pair; use classify"
@@ -190,7 +195,8 @@ class ScoringOutput:
 
 @dataclass(frozen=True, slots=True)
 class PooledOutput:
-    """The answer to one prompt, or to a pair of texts: `outputs` is one of the four above.
+    """The answer to one prompt, or to a pair of texts: `outputs` is one of the four above,
+    or a `SparseEmbeddingOutput`.
 
     `num_cached_tokens` of the prompt were found and not computed.
     """
@@ -231,15 +237,26 @@ class PoolingCalls:
         All run at one time, with the adapter of `lora_request`, which encoders take. Raises `BadRequest` before
         anything runs if one prompt cannot.
         """
+        check_dense(self.info.pooling)
         params = pooling_params or PoolingParams()
-        params.validate(self.info.pooling)
-        task = task_prompt(self.info.pooling, params.prompt_name)
-        given = (task + each if isinstance(each, str) else each for each in listed(prompts))
-        adapter = self._adapter(lora_request)
-        requests = [pooled_request(self.info, self._tokens(prompt)[1], adapter=adapter) for prompt in given]
-        return [
-            _answer(r, o, PoolingOutput(self._shown(vector_of(o), params))) for r, o in self._pool(requests, use_tqdm)
-        ]
+        found = self._pool(self._requests(prompts, params, lora_request), use_tqdm)
+        return [_answer(r, o, PoolingOutput(self._shown(vector_of(o), params))) for r, o in found]
+
+    def embed_sparse(
+        self,
+        prompts: Any,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
+    ) -> list[PooledOutput]:
+        """The weights that a SPLADE model gives to tokens of its vocabulary for each prompt.
+
+        `BadRequest` for other models, and for params with `dimensions` or `normalize`.
+        """
+        check_sparse(self.info.pooling)
+        found = self._pool(self._requests(prompts, pooling_params or PoolingParams(), lora_request), use_tqdm)
+        sparse = ((request, output, sparse_of(output)) for request, output in found)
+        return [_answer(r, o, SparseEmbeddingOutput(i.tolist(), v.tolist())) for r, o, (i, v) in sparse]
 
     def embed(
         self,
@@ -292,6 +309,14 @@ class PoolingCalls:
         ones, others = found[: len(left)] * (len(right) if len(left) == 1 else 1), found[len(left) :]
         return [_answer(r, o, ScoringOutput(cosine(vector_of(one), vector_of(o))), asked.prompt)
                 for (asked, one), (r, o) in zip(ones, others, strict=True)]  # fmt: skip
+
+    def _requests(self, prompts: Any, params: PoolingParams, lora: LoRARequest | None) -> list[Request]:
+        """Requests for the vectors of prompts, with the text of their task before those that are text."""
+        params.validate(self.info.pooling)
+        task = task_prompt(self.info.pooling, params.prompt_name)
+        given = (task + each if isinstance(each, str) else each for each in listed(prompts))
+        adapter = self._adapter(lora)
+        return [pooled_request(self.info, self._tokens(prompt)[1], adapter=adapter) for prompt in given]
 
     def _adapter(self, lora: LoRARequest | None) -> str:
         return "" if lora is None else self.engine.with_adapter(lora.lora_name, lora.lora_path)

@@ -35,6 +35,8 @@ def pooling_of(config: EngineConfig, model: Model) -> Pooling:
 
 def check_kind(pooling: Pooling, request: Request) -> None:
     """`BadRequest` for a vector that cannot be had of this engine, or a text of a model that makes vectors only."""
+    if request.pooling is None and pooling.kind == "splade":
+        raise BadRequest("this model's head fills in masked tokens: it makes vectors (/embed_sparse, LLM.embed_sparse)")
     if request.pooling is None and not pooling.generates:
         raise BadRequest("this model has no head over its vocabulary: it makes vectors (/v1/embeddings, LLM.embed)")
     if request.pooling is not None and pooling.refused:

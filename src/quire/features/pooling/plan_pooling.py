@@ -43,8 +43,8 @@ def finish(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> Fin
 
 def rows_wanted(seq: Sequence, count: int) -> int:
     """How many of the last rows of a chunk of `count` tokens that begins at `seq.computed` a pooled request wants,
-    beside that of its end: all for a mean or for all, and to have the first one."""
+    beside that of its end: all for a mean, for weights and for all, and to have the first one."""
     kind = seq.request.pooling
     done = seq.pooled.rows if isinstance(seq.pooled, TakenRows) else 0
-    wants = kind in ("mean", "all") and seq.computed + count > done
+    wants = kind in ("mean", "all", "splade") and seq.computed + count > done
     return count if wants or (kind == "cls" and seq.computed == 0 and seq.pooled is None) else 0

@@ -9,18 +9,28 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import ModelError
-from quire.core.pooling import DenseModule, Pooling, PoolingKind
+from quire.core.pooling import DenseModule, Pooling, PoolingKind, Splade
 from quire.model.disk.hf_config import HfConfig
 
 HEADS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """Endings of architectures that have a head over the vocabulary; others are only the stack, or classify."""
 CLASSIFIES = "ForSequenceClassification"
+FILLS_IN = "ForMaskedLM"
+SPLADE = "SpladePooling"
 CLASSIFIER = "score.weight"
 """The matrix [labels, hidden] of such a model of a decoder's family, which reads the last token's row."""
 BY_TOKENS = "classifier_from_token"
 """Field of config.json, as vLLM spells it: the tokens of "no" and "yes" by whose logits a reranker answers."""
 MAX_BYTES = 1 << 20
 FLAG = "pooling_mode_"
+STRATEGIES = {"max": False, "sum": True}
+TWICE = {"relu": False, "log1p_relu": True}
+TWO_WAYS = {
+    "Router": "queries and documents are read in different ways",
+    "SparseStaticEmbedding": "weights of tokens come from a table, without a transformer",
+}
+"""Modules of models whose queries need no inference, and why these are refused."""
+NO_HEAD = "its modules.json has a 'SpladePooling', and its files no masked-language-model head that is known"
 KINDS: dict[str, PoolingKind] = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean",
                                  "lasttoken": "last", "last_token": "last"}  # fmt: skip
 
@@ -40,12 +50,26 @@ def classifies(config: HfConfig) -> bool:
     return bool(config.texts(BY_TOKENS)) or any(name.endswith(CLASSIFIES) for name in config.texts("architectures"))
 
 
-def read_pooling(folder: Path, config: HfConfig, width: int, generates: bool, encoder: bool = False) -> Pooling:
+def says_splade(folder: Path, config: HfConfig) -> bool:
+    """Whether vectors of `folder` are sparse: its modules.json says so, or there is none and its architecture fills in
+    masked tokens."""
+    modules = _json(folder / "modules.json", list)
+    if modules is None:
+        return any(name.endswith(FILLS_IN) for name in config.texts("architectures"))
+    return any(isinstance(each, dict) and str(each.get("type")).endswith(SPLADE) for each in modules)
+
+
+def read_pooling(
+    folder: Path, config: HfConfig, width: int, generates: bool, encoder: bool = False, vocabulary: int = 0
+) -> Pooling:
     """What `folder` says, or what is usual: the last token's row, or the mean of an `encoder`, divided by its length.
 
-    `width`: numbers of a row.
+    `width`: numbers of a row. `vocabulary`: those of a sparse vector, where the folder says that vectors are sparse and
+    has the head for them; else 0.
     """
     made = Pooling(kind="mean" if encoder else "last", width=width, generates=generates and not encoder)
+    if vocabulary:
+        made = msgspec.structs.replace(made, kind="splade", width=vocabulary, normalize=False)
     if folder.is_dir():
         made = _modules(folder, _tasks(folder, made))
     if classifies(config):
@@ -114,7 +138,7 @@ def _modules(folder: Path, made: Pooling) -> Pooling:
     if modules is None:
         return made
     kind: PoolingKind | None = None
-    refused, normalize, dense = made.refused, False, list[DenseModule]()
+    refused, normalize, dense, splade = made.refused, False, list[DenseModule](), made.splade
     for module in modules:
         if not isinstance(module, dict) or not isinstance(module.get("type"), str):
             raise ModelError(f"{folder / 'modules.json'}: each module needs a type")
@@ -122,16 +146,39 @@ def _modules(folder: Path, made: Pooling) -> Pooling:
         if name == "Pooling":
             kind, reason = _kind(folder, str(module.get("path", "")))
             refused = refused or reason
+        elif name == SPLADE:
+            splade = _splade(folder, str(module.get("path", "")))
+            refused = refused or ("" if made.kind == "splade" else NO_HEAD)
         elif name == "Normalize":
             normalize = True
         elif name == "Dense":
             dense.append(_dense(folder, str(module.get("path", ""))))
-        elif name != "Transformer":
+        elif name in TWO_WAYS:
+            refused = refused or f"its modules.json has a {name!r}: {TWO_WAYS[name]}, which is not built"
+        elif name not in ("Transformer", "MLMTransformer"):
             refused = refused or f"its modules.json has a {name[:40]!r} behind the transformer, which is not built"
     width = dense[-1].width if dense else made.width
     return msgspec.structs.replace(
-        made, kind=kind or made.kind, normalize=normalize, refused=refused, dense=tuple(dense), width=width
+        made,
+        kind=kind or made.kind,
+        normalize=normalize,
+        refused=refused,
+        dense=tuple(dense),
+        width=width,
+        splade=splade,
     )
+
+
+def _splade(folder: Path, path: str) -> Splade:
+    """How logits become a sparse vector, as sentence-transformers' SparseEncoder has it."""
+    found = _settings(folder, path)
+    strategy, activation = found.get("pooling_strategy", "max"), found.get("activation_function", "relu")
+    if strategy not in STRATEGIES or activation not in TWICE:
+        raise ModelError(
+            f"{folder / path / 'config.json'}: needs a pooling_strategy of {', '.join(STRATEGIES)} and an "
+            f"activation_function of {', '.join(TWICE)}"
+        )
+    return Splade(STRATEGIES[strategy], TWICE[activation])
 
 
 def _dense(folder: Path, path: str) -> DenseModule:

@@ -7,11 +7,12 @@ from quire.model.families.edges import Edges
 from quire.model.families.names import BIAS_FLAGS, GPT2_SPELLING, LLAMA, POST_NORMS, without
 from quire.model.families.readers import no_rope
 from quire.model.families.rope import Rope, read_rope
-from quire.model.families.row import Family, HeadStep, layer_kinds
+from quire.model.families.row import Family, HeadStep, MlmHead, layer_kinds
 from quire.model.spec import EncoderStack
 
 ENCODES = {"norm": "layer", "join": "post_ln", "bidirectional": True, "tied_head": True}
-"""Norms behind the additions; every token sees all. No head is read: the token table stands in its place."""
+"""Norms behind the additions; every token sees all. Heads over the vocabulary are read for sparse
+vectors alone: else the token table stands in their place."""
 BERT = {
     "embed": "bert.embeddings.word_embeddings",
     "positions": "bert.embeddings.position_embeddings",
@@ -57,7 +58,14 @@ def gte(prefix: str) -> Family:
         prefix=prefix,
         skipped=(*POOLED, f"{prefix}pooler."),
         classifier=_tanh(prefix, "pooler.dense", "classifier"),
+        mlm=_mlm("lm_head", "norm"),
     )
+
+
+def _mlm(below: str, norm: str, activation: str = "") -> MlmHead:
+    """A head whose parts lie below one name; its bias is the head's own, or the decoder's."""
+    biases = f"{below.removesuffix('.transform')}.bias", f"{below.removesuffix('.transform')}.decoder.bias"
+    return MlmHead(f"{below}.dense", f"{below}.{norm}", biases[1].removesuffix(".bias"), biases, activation)
 
 
 NORMED = ("embed_norm", "embed_norm.bias", *POST_NORMS, *(f"{name}.bias" for name in POST_NORMS))
@@ -68,6 +76,7 @@ POOLED = ("pooler.", "cls.", "lm_head.", "classifier.", "bert.pooler.", "roberta
 
 
 HEAD = _tanh("", "classifier.dense", "classifier.out_proj")
+MLM = _mlm("lm_head", "layer_norm", "gelu")
 
 
 def types_of(config: HfConfig, layers: int) -> int:
@@ -98,6 +107,7 @@ def roberta(prefix: str) -> Family:
         skipped=POOLED,
         buffers=("position_ids",),
         classifier=HEAD,
+        mlm=MLM,
     )
 
 
@@ -219,6 +229,7 @@ ENCODERS: dict[str, Family] = {
         skipped=POOLED,
         buffers=("position_ids",),
         classifier=_tanh("bert.", "pooler.dense", "classifier"),
+        mlm=_mlm("cls.predictions.transform", "LayerNorm"),
     ),
     "roberta": roberta("roberta."),
     "camembert": roberta("roberta."),
@@ -234,6 +245,7 @@ ENCODERS: dict[str, Family] = {
         prefix="distilbert.",
         skipped=("vocab_", "pre_classifier.", "classifier."),
         classifier=(HeadStep("pre_classifier", "relu"), HeadStep("classifier")),
+        mlm=MlmHead("vocab_transform", "vocab_layer_norm", "vocab_projector", ("vocab_projector.bias",)),
     ),
     "mpnet": Family(
         without(MPNET, "token_types"),
@@ -246,6 +258,7 @@ ENCODERS: dict[str, Family] = {
         skipped=(*POOLED, "mpnet.pooler."),
         buffers=("position_ids",),
         classifier=HEAD,
+        mlm=MLM,
     ),
     "modernbert": Family(
         MODERN,
@@ -258,6 +271,7 @@ ENCODERS: dict[str, Family] = {
         (("hidden_act", "hidden_activation"), ("rms_norm_eps", "norm_eps")),
         skipped=("head.", "decoder.", "classifier."),
         classifier=(HeadStep("head.dense", "gelu", "classifier_activation", "head.norm"), HeadStep("classifier")),
+        mlm=MlmHead("head.dense", "head.norm", "decoder", ("decoder.bias",), "gelu", "classifier_activation"),
     ),
     "eurobert": Family(
         LLAMA,
@@ -266,6 +280,7 @@ ENCODERS: dict[str, Family] = {
         facts={"bidirectional": True},
         skipped=("dense.", "classifier."),
         classifier=(HeadStep("dense", "gelu"), HeadStep("classifier")),
+        mlm=MlmHead("", "", "lm_head"),
     ),
     "nomic_bert": Family(
         {role: f"nomic_bert.{name}" if role in OUTER else name for role, name in TURNED.items()},
@@ -277,6 +292,7 @@ ENCODERS: dict[str, Family] = {
         prefix="nomic_bert.",
         skipped=(*POOLED, "nomic_bert.pooler."),
         classifier=_tanh("nomic_bert.", "pooler.dense", "classifier"),
+        mlm=_mlm("cls.predictions.transform", "layer_norm"),
     ),
     "gte": gte("gte."),
     "new": gte("new."),
@@ -290,5 +306,6 @@ ENCODERS: dict[str, Family] = {
         prefix="roberta.",
         skipped=POOLED,
         classifier=HEAD,
+        mlm=MLM,
     ),
 }  # fmt: skip

@@ -30,6 +30,7 @@ A row is a Family, or a function of config.json that gives one (where tensors or
 - rates     roles of vectors of which the files hold -exp, or exp (`rate_sign`).
 - longer    roles of which files hold more rows than are used, behind these.
 - classifier  what follows the pooled row in a model of classes (`HeadStep`).
+- mlm       the head over the vocabulary of an encoder that was trained to fill in masked tokens (`MlmHead`).
 - mtp       what files call a layer that drafts, if they may have one (`families.mtp`).
 """
 
@@ -76,6 +77,22 @@ class HeadStep(NamedTuple):
     norm: str = ""
 
 
+class MlmHead(NamedTuple):
+    """A masked-language-model head: names on disk of a matrix and a norm before the decoder, of the decoder, and whole
+    names that the decoder's bias may have, the last of which is that of one that is not tied.
+
+    `activation`: between the matrix and the norm, "" = that of MLPs; `spelled`: the field of config.json that says it.
+    Without `dense` there is a decoder alone.
+    """
+
+    dense: str
+    norm: str
+    decoder: str
+    biases: tuple[str, ...] = ()
+    activation: str = ""
+    spelled: str = ""
+
+
 @dataclass(frozen=True)
 class Family:
     """One row of the table; the module's docstring names the columns.
@@ -109,6 +126,7 @@ class Family:
     longer: tuple[str, ...] = ()
     older: Callable[[HfConfig], Mapping[str, Any]] | None = None
     classifier: tuple[HeadStep, ...] = (HeadStep("score"),)
+    mlm: MlmHead | None = None
 
     def order(self, role: str, spec: ModelSpec) -> NDArray[np.int64] | None:
         """Where each of our rows, or columns, of `role` lies on disk [n] int64; None: all as they lie."""

@@ -124,15 +124,13 @@ def _of_parts(spec: ModelSpec, index: int, norm: Norm) -> Norm:
 def load_final_norm(reader: WeightReader) -> Norm:
     """The norm of the rows that want logits, and the projection to the head where there is one."""
     spec = reader.opened.spec
+    role, layer = ("mlp_post_norm", spec.layers - 1) if spec.join == "post_ln" else ("final_norm", None)
     if spec.edges.activation:
-        first, dense = load_norm(reader, "final_norm"), reader.linear(("head_dense",), None)
+        first, dense = load_norm(reader, role, layer), reader.linear(("head_dense",), None)
         return TransformedNorm(
             first, dense, spec.edges.activation, load_norm(reader, "head_norm", None, spec.logit_scale)
         )
-    if spec.join == "post_ln":
-        norm = load_norm(reader, "mlp_post_norm", spec.layers - 1, scale=spec.logit_scale)
-    else:
-        norm = load_norm(reader, "final_norm", scale=spec.logit_scale)
+    norm = load_norm(reader, role, layer, scale=spec.logit_scale)
     if not reader.opened.claim.get("project_out"):
         return norm
     return ProjectedNorm(norm, reader.linear(("project_out",), None))

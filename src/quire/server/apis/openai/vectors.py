@@ -16,6 +16,7 @@ from quire.core.request import Output, Request
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.request_times import Timings, timings
 from quire.features.pooling.edge_embedding import pooled_request
+from quire.features.pooling.edge_sparse import check_dense
 from quire.server.apis.fields import PRIORITY, CacheSaltField, ModelField, TruncatePromptTokensField, UserField
 from quire.server.apis.openai.prompts import Prompts, encode_prompts, listed, truncate
 from quire.server.apis.openai.protocol import Prompt
@@ -95,7 +96,8 @@ class Pooled:
 
 
 def check_embeds(pooling: Pooling) -> None:
-    """`BadRequest` for a model of classes."""
+    """`BadRequest` for a model of classes, or of sparse vectors."""
+    check_dense(pooling)
     if pooling.labels and not pooling.refused:
         raise BadRequest("this model classifies, and makes no embeddings; use /v1/classify, /v1/score or /v1/rerank")
 

@@ -51,6 +51,10 @@ class TeiEmbedRequest(TeiEmbedAllRequest, frozen=True, kw_only=True, forbid_unkn
     dimensions: DimensionsField = None
 
 
+class TeiEmbedSparseRequest(TeiEmbedAllRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /embed_sparse."""
+
+
 class TeiSentences(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A sentence and those that it is compared with."""
 

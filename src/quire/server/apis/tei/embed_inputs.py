@@ -1,4 +1,4 @@
-"""TEI's vectors: /embed, /embed_all and /similarity."""
+"""TEI's vectors: /embed, /embed_sparse, /embed_all and /similarity."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from quire.core.errors import BadRequest
 from quire.features.pooling.edge_embedding import PoolingParams, cosine, embedding, task_prompt, vector_of
+from quire.features.pooling.edge_sparse import check_sparse, filled, sparse_of
 from quire.server.apis.openai.prompts import encode_prompts
 from quire.server.apis.openai.vectors import (
     NUMBER_BYTES,
@@ -26,6 +27,7 @@ from quire.server.apis.openai.vectors import (
 from quire.server.apis.tei.bodies import (
     TeiEmbedAllRequest,
     TeiEmbedRequest,
+    TeiEmbedSparseRequest,
     TeiSimilarityParameters,
     TeiSimilarityRequest,
     fitted,
@@ -37,7 +39,14 @@ from quire.server.http.routes import Handler, Route
 from quire.server.service import Service
 
 MOST_NUMBERS = 1 << 22
-"""Of a reply with a vector per token: about 80 MB of JSON."""
+"""Of a reply with a vector per token, or with a number per token of the vocabulary: about 80 MB of JSON."""
+
+
+class SparseValue(msgspec.Struct, kw_only=True):
+    """A token of the vocabulary and its weight."""
+
+    index: int
+    value: float
 
 
 async def embed(service: Service, request: Request) -> Response:
@@ -50,11 +59,28 @@ async def embed(service: Service, request: Request) -> Response:
     )
     params.validate(pooling)
     found = await _answers(service, request, body, arrival)
+    sparse = pooling.kind == "splade"
 
     def written() -> bytes:
-        return msgspec.json.encode([embedding(pooling, vector_of(output), params).tolist() for _, output in found])
+        rows = (filled(pooling, output) if sparse else vector_of(output) for _, output in found)
+        return msgspec.json.encode([embedding(pooling, row, params).tolist() for row in rows])
 
     return JsonResponse(await off_loop((ROW_BYTES + NUMBER_BYTES * pooling.width) * len(found), written))
+
+
+async def embed_sparse(service: Service, request: Request) -> Response:
+    """Return sparse embeddings of a SPLADE model in TEI's format: for each input the tokens whose weight is not 0."""
+    arrival = time.monotonic()
+    body = await read_struct(request, service.options, lambda _: TeiEmbedSparseRequest)
+    check_sparse(service.engine.info.pooling)
+    found = await _answers(service, request, body, arrival)
+
+    def written() -> bytes:
+        pairs = (zip(*(part.tolist() for part in sparse_of(output)), strict=True) for _, output in found)
+        return msgspec.json.encode([[SparseValue(index=i, value=v) for i, v in each] for each in pairs])
+
+    numbers = sum(len(output.pooled) // 8 for _, output in found)
+    return JsonResponse(await off_loop(ROW_BYTES * len(found) + 3 * NUMBER_BYTES * numbers, written))
 
 
 async def embed_all(service: Service, request: Request) -> Response:
@@ -98,18 +124,26 @@ async def _answers(
 ) -> Answers:
     """A vector for each input; `every`: one for each of its tokens."""
     pooling = service.engine.info.pooling
-    check_embeds(pooling)
+    if every or pooling.kind != "splade":
+        check_embeds(pooling)
     prompts = await prompts_of(service, body.inputs, "inputs", task_prompt(pooling, body.prompt_name))
     prompts = await fitted(service, prompts, body)
+    if isinstance(body, TeiEmbedRequest) and pooling.kind == "splade":
+        _check_size(pooling.width * len(prompts), "the vocabulary")
     if not every:
         return await answers(service, request, VectorFields(), Given(prompts, arrival, "inputs"))
     ids = await encode_prompts(service, prompts, True, "inputs")
-    if (numbers := pooling.width * sum(map(len, ids))) > MOST_NUMBERS:
+    _check_size(pooling.width * sum(map(len, ids)), "all tokens")
+    return await answers(service, request, VectorFields(), Given(ids, arrival, "inputs", kind="all"))
+
+
+def _check_size(numbers: int, of: str) -> None:
+    """`BadRequest` for a reply that would be too long."""
+    if numbers > MOST_NUMBERS:
         raise BadRequest(
-            f"inputs: vectors of all tokens have {numbers} numbers, more than {MOST_NUMBERS}; send fewer texts",
+            f"inputs: vectors of {of} have {numbers} numbers, more than {MOST_NUMBERS}; send fewer texts",
             param="inputs",
         )
-    return await answers(service, request, VectorFields(), Given(ids, arrival, "inputs", kind="all"))
 
 
 def _route(path: str, handler: Handler, body: type[msgspec.Struct], reply: Any) -> Route:
@@ -119,6 +153,7 @@ def _route(path: str, handler: Handler, body: type[msgspec.Struct], reply: Any) 
 
 ROUTES = (
     _route("/embed", embed, TeiEmbedRequest, list[list[float]]),
+    _route("/embed_sparse", embed_sparse, TeiEmbedSparseRequest, list[list[SparseValue]]),
     _route("/embed_all", embed_all, TeiEmbedAllRequest, list[list[list[float]]]),
     _route("/similarity", similarity, TeiSimilarityRequest, list[float]),
 )

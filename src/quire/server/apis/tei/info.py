@@ -9,7 +9,7 @@ import msgspec
 from quire.core.pooling import Pooling
 from quire.server.service import VERSION, Service
 
-KINDS = {"mean": "mean", "cls": "cls", "last": "last_token"}
+KINDS = {"mean": "mean", "cls": "cls", "last": "last_token", "splade": "splade"}
 """Kinds of pooling by TEI's names."""
 
 
