@@ -129,7 +129,10 @@ class BatchBuilder:
                 arrays.states.write(s, chunk.state)
             arrays.context[s] = end - seq.encoder.lead
             arrays.cu_q[s + 1] = stop
-            for place, target in wanted_rows(chunk):
+            if seq.request.pooling is not None:  # no token is drawn or scored
+                arrays.logit_rows[len(rows) : len(rows) + chunk.logits] = np.arange(stop - chunk.logits, stop)
+                rows += [LogitRow(seq, end, None)] * chunk.logits
+            for place, target in wanted_rows(chunk) if seq.request.pooling is None else ():
                 arrays.logit_rows[len(rows)] = at + place - start
                 position = int(arrays.positions[at + place - start]) + seq.encoder.lead + 1 if tree else place + 1
                 node = max(-1, place - len(seq.tokens)) if seq.draft.tokens else -1

@@ -79,14 +79,13 @@ class Runner:
                 self.step.encode(*self.builder.encoded(chunk.seq))
         if self.features is not None:
             self.features.follow(plan)
-        (shape, rows), given, pooled, guided = self.builder.fill(plan.chunks), None, False, False
+        (shape, rows), given, guided = self.builder.fill(plan.chunks), None, False
         if self.features is not None and self.builder.image_chunks:
             given = self.features.given(self.builder.image_chunks, self.step.arrays, shape.seqs, self.builder.failed)
-        for row in rows:
-            pooled = pooled or row.seq.request.pooling is not None
-            guided = guided or row.seq.guide is not None
-        if pooled:
+        if any(chunk.logits and chunk.seq.request.pooling is not None for chunk in plan.chunks):
             return self._with_pooled(plan, rows, shape, given)
+        for row in rows:
+            guided = guided or row.seq.guide is not None
         if guided and len(rows) <= self.step.most_logits:  # else logits, and masks, are made in pieces
             self._masks.begin(rows)
         return LaunchedStep(plan, rows, self.step.logits_in_pieces(shape, given), self.builder.failed)

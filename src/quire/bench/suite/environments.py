@@ -27,6 +27,10 @@ GPTQMODEL = "7.6.0"
 LLM_COMPRESSOR = "0.14.0.1"
 BITSANDBYTES = "0.50.2"
 AUTOAWQ = "0.2.9"
+FASTEMBED = "0.9.1"
+ONNX = ["onnx==1.23.2", "onnxruntime==1.32.0", "sympy", "transformers>=5"]
+"""What exports a model and quantizes it for fastembed."""
+SENTENCE_TRANSFORMERS = "6.2.0"
 AUTOAWQ_NEEDS = ["transformers==4.51.3", "datasets<4"]
 """The last transformers that it was tested with, and data sets that fit it."""
 TORCH = ["torch==2.13.0", "torchvision==0.28.0"]
@@ -174,6 +178,8 @@ RECIPES: dict[str, Recipe] = {
     "guidellm": _clients(TORCH[0], "guidellm"),
     "lm_eval": _clients("lm_eval[api]", "transformers>=5"),
     "transformers": _clients(TORCH[0], "transformers>=5"),
+    "sentence_transformers": _clients(TORCH[0], f"sentence-transformers=={SENTENCE_TRANSFORMERS}"),
+    "fastembed": _clients(TORCH[0], f"fastembed=={FASTEMBED}", *ONNX),
     "autoawq": _tool(f"autoawq=={AUTOAWQ}", *AUTOAWQ_NEEDS),
 }
 
