@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src" / "quire" / "bench" / "suite" / "foreign"))
 
-from protocol import serve  # noqa: E402  (a script of other environments, which have no quire)
+from protocol import serve
 
 BATCH = 64
 ROWS = 4096

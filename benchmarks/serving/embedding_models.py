@@ -107,5 +107,8 @@ def _random(folder: Path, kind: str, facts: dict[str, Any], pooling: str) -> Non
     (folder / "model.safetensors").unlink()
     model.save_pretrained(folder)
     width = model.config.hidden_size
-    told = {"word_embedding_dimension": width, f"pooling_mode_{'cls_token' if pooling == 'cls' else 'mean_tokens'}": True}
+    told = {
+        "word_embedding_dimension": width,
+        f"pooling_mode_{'cls_token' if pooling == 'cls' else 'mean_tokens'}": True,
+    }
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(told))

@@ -31,6 +31,8 @@ FASTEMBED = "0.9.1"
 ONNX = ["onnx==1.23.2", "onnxruntime==1.32.0", "sympy", "transformers>=5"]
 """What exports a model and quantizes it for fastembed."""
 SENTENCE_TRANSFORMERS = "6.2.0"
+FASTER_WHISPER = "1.2.1"
+PYWHISPERCPP = "1.5.1"
 AUTOAWQ_NEEDS = ["transformers==4.51.3", "datasets<4"]
 """The last transformers that it was tested with, and data sets that fit it."""
 TORCH = ["torch==2.13.0", "torchvision==0.28.0"]
@@ -179,6 +181,8 @@ RECIPES: dict[str, Recipe] = {
     "lm_eval": _clients("lm_eval[api]", "transformers>=5"),
     "transformers": _clients(TORCH[0], "transformers>=5"),
     "sentence_transformers": _clients(TORCH[0], f"sentence-transformers=={SENTENCE_TRANSFORMERS}"),
+    "faster_whisper": _clients(f"faster-whisper=={FASTER_WHISPER}"),
+    "whisper_cpp": _clients(f"pywhispercpp=={PYWHISPERCPP}"),
     "fastembed": _clients(TORCH[0], f"fastembed=={FASTEMBED}", *ONNX),
     "autoawq": _tool(f"autoawq=={AUTOAWQ}", *AUTOAWQ_NEEDS),
 }
