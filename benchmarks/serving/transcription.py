@@ -3,7 +3,7 @@
     python -m benchmarks.serving.transcription --whisper FOLDER --ctranslate2 FOLDER --sound FILE [--rounds 5]
 
 --whisper is a folder of transformers, --ctranslate2 the same weights as faster-whisper reads them; whisper.cpp's file
-is made of the former. The sound is a wav file of 16 kHz. All are greedy, with windows that know no text of those before.
+is made of the former. The sound is a wav file of 16 kHz. All are greedy, windows know no text of earlier ones.
 Engines are loaded at one time and take turns; given are the medians of the rounds: seconds, the real-time factor
 (seconds of work per second of sound), quire's speed relative to each in the same round, and words that differ from
 those of faster-whisper in float32. Results: results/transcription.json, by processor.
@@ -69,8 +69,9 @@ def differing(one: list[str], other: list[str]) -> int:
 
 def measured(engines: dict[str, Process], args: argparse.Namespace) -> dict[str, Any]:
     """Rounds in turns, after one that does not count."""
-    asked, file = {"do": "transcribe", "file": str(args.sound.absolute())}, wave.open(str(args.sound))
-    long = file.getnframes() / file.getframerate()
+    asked = {"do": "transcribe", "file": str(args.sound.absolute())}
+    with wave.open(str(args.sound)) as file:
+        long = file.getnframes() / file.getframerate()
     words = {name: process.ask(asked)["words"] for name, process in engines.items()}
     took: dict[str, list[float]] = {name: [] for name in engines}
     for number in range(args.rounds):

@@ -54,6 +54,9 @@ def test_company_and_steps_change_no_bit(made: Made) -> None:
     folder, _ = made
     with llm_of(folder, max_num_seqs=1) as one:
         alone = vectors(one, PROMPTS)
+        vectors(one, [tokens[::-1] for tokens in PROMPTS])
+        replayed = vectors(one, PROMPTS)
+        assert all(np.array_equal(first, later) for first, later in zip(alone, replayed, strict=True))
     for options in ({}, {"max_num_batched_tokens": 140}, {"block_size": 1}, {"num_blocks": 24, "max_model_len": 131}):
         with llm_of(folder, **options) as llm:
             for one_of, found in zip(alone, vectors(llm, PROMPTS[::-1])[::-1], strict=True):
