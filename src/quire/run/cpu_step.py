@@ -39,8 +39,8 @@ class CpuStep(LocalStep):
         self._texts: dict[tuple[int, int], Recording] = {}
 
     def head_rows(self, shape: StepSizes, given: EmbeddedRows | None = None) -> HeadRows:
-        """As of any step. Of one short text of an encoder the calls are recorded by its length, and replayed: listing
-        them takes a third of the time of a text of 16 tokens."""
+        """Compute the rows [shape.logits, hidden] that the head reads. Calls of one short text of an encoder are
+        recorded, by its length, and replayed: listing them takes a third of the time of a text of 16 tokens."""
         tokens, seqs, logits, *_ = shape
         kept = self._fixed and self.model.spec.bidirectional and seqs == 1 and tokens <= MAX_REPLAYED_ROWS
         if given is not None or shape.extended or not kept:
