@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src" / "quire" / "bench" / "
 from protocol import serve
 
 BATCH = 64
-ROWS = 4096
-"""Tokens of a step of llama.cpp, which must hold the longest text whole."""
+ROWS = 512
+"""Tokens of a step of llama.cpp, which must hold the longest text whole; a larger one was slower."""
 
 
 class Quire:
