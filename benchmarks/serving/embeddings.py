@@ -29,6 +29,7 @@ from quire.bench.suite.environments import environment
 from quire.bench.suite.limits import Probe
 from quire.bench.suite.process import Command, Process
 from quire.figures.machine import this_machine
+from quire.ops.native import Native
 
 HERE = Path(__file__).parent
 CASES = {"1x16": (1, 16), "1x512": (1, 512), "64x16": (64, 16), "64x512": (64, 512)}
@@ -149,7 +150,7 @@ def main() -> None:
                 engine.process.close()
         machine = this_machine()
         facts = {"machine": machine.name, "limits": limits, "cosines": same, "texts_per_s": found}
-        keep("embeddings", {f"{name}, {machine.name}": facts})
+        keep("embeddings", {f"{name}, {machine.name} ({Native().isa})": facts})
 
 
 if __name__ == "__main__":

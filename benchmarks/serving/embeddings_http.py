@@ -28,6 +28,7 @@ from benchmarks.serving.embeddings import CASES, texts_of
 from quire import LLM
 from quire.bench.suite.servers import free_port
 from quire.figures.machine import this_machine
+from quire.ops.native import Native
 
 READY_SECONDS = 60
 BODIES: dict[str, Callable[[list[str]], dict[str, Any]]] = {
@@ -110,7 +111,7 @@ def main() -> None:
     finally:
         server.terminate()
         server.wait()
-    keep("embeddings", {f"minilm over HTTP, {this_machine().name}": found})
+    keep("embeddings", {f"minilm over HTTP, {this_machine().name} ({Native().isa})": found})
 
 
 def compared(llm: LLM, port: int, model: Any, args: argparse.Namespace) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from benchmarks.serving.whisper_ggml import write_ggml
 from quire.bench.suite.environments import environment
 from quire.bench.suite.process import Command, Process
 from quire.figures.machine import this_machine
+from quire.ops.native import Native
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = {"faster-whisper": "faster_whisper", "whisper.cpp": "whisper_cpp"}
@@ -120,7 +121,7 @@ def main() -> None:
         for process in engines.values():
             process.close()
     print(json.dumps(found, indent=1))
-    keep("transcription", {f"{args.whisper.name}, {this_machine().name}": found})
+    keep("transcription", {f"{args.whisper.name}, {this_machine().name} ({Native().isa})": found})
 
 
 if __name__ == "__main__":

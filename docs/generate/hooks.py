@@ -28,6 +28,7 @@ import formats
 import known_models
 import messages
 import options
+import peers_of_encoders
 import python_names
 import routes
 import shown
@@ -56,6 +57,9 @@ MADE: dict[str, Callable[[], str]] = {
     "messages": messages.every_message,
     "methods of compression": formats.methods,
     "tool formats": formats.of_tools,
+    "texts a second": peers_of_encoders.texts_per_second,
+    "vectors over http": peers_of_encoders.over_http,
+    "transcriptions": peers_of_encoders.transcriptions,
 }
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 WHOLE: dict[str, Callable[[], str]] = {
