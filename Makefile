@@ -12,7 +12,7 @@ SANITIZED_TESTS := $(addprefix tests/ops/test_,boundary.py ops.py amx.py native.
 	sampler_ops.py tree_attention.py super_blocks.py experts.py shared_prefixes.py matrix_kinds.py) \
 	$(addprefix tests/quant/test_,four_bit_formats.py packing_stored_bytes.py)
 
-.PHONY: demo serve test test-fast durations sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality bench-compressors interop gpu-check gpu-kernels build table fields clients pairs pictures record recorded docs docs-made train clean quire triton wheels wheel-check bench-first-start
+.PHONY: demo serve test test-fast durations sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality bench-compressors interop gpu-check gpu-kernels build real table fields clients pairs pictures record recorded docs docs-made train clean quire triton wheels wheel-check bench-first-start
 .DEFAULT_GOAL := demo
 
 demo: quire  ## serve smollm2 (93 MB, pulled once), or the embedded model without a network, and ask it a few things over HTTP
@@ -103,6 +103,10 @@ bench-compressors: build  ## quire compress beside llm-compressor, GPTQModel and
 interop: build  ## files as gptqmodel, llm-compressor, bitsandbytes, AutoAWQ and llama.cpp write them, and as they read ours, beside these tools' own answers (an environment for each: minutes)
 	$(BIN)/python tests/interop/compare.py
 	QUIRE_LLAMA_CPP=$$($(BIN)/python -m quire.bench.suite.environments .venv/interop llama | tail -n 1) $(BIN)/python -m pytest -m slow tests/gguf/test_llama_cpp.py tests/gguf/test_llama_cpp_architectures.py tests/gguf/test_llama_cpp_mmproj.py tests/gguf/test_write_llama_cpp.py
+
+real: build  ## real weights (MiniLM, SmolLM2, Whisper: 280 MB, fetched once), beside sentence-transformers, faster-whisper and transformers; figures into benchmarks/results (minutes)
+	PYTHONPATH=tests/support $(BIN)/python tests/support/real_weights.py
+	QUIRE_REAL_FIGURES=1 $(BIN)/python -m pytest -m real
 
 clients: build  ## the clients people have against a running server, in environments of their own (minutes); a table of those that got what they asked
 	$(BIN)/python tests/clients/run.py

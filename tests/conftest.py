@@ -34,7 +34,7 @@ os.environ["QUIRE_MODELS"] = str(Path(os.environ["XDG_CACHE_HOME"]) / "models")
 # Tests keep kilobytes; how full the machine's disk is must not decide whether they are kept.
 packed_folder.FREE_SHARE = 1 << 60
 
-LONG = {"slow": 4 * 3600.0, "nightly": 24 * 3600.0}
+LONG = {"slow": 4 * 3600.0, "nightly": 24 * 3600.0, "real": 4 * 3600.0}
 """Seconds that tests with these marks may take; others have the `timeout` of pyproject.toml."""
 
 

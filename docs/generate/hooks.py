@@ -30,6 +30,7 @@ import messages
 import options
 import peers_of_encoders
 import python_names
+import real_weights_page
 import routes
 import shown
 import sources
@@ -60,6 +61,8 @@ MADE: dict[str, Callable[[], str]] = {
     "texts a second": peers_of_encoders.texts_per_second,
     "vectors over http": peers_of_encoders.over_http,
     "transcriptions": peers_of_encoders.transcriptions,
+    "real vectors": real_weights_page.vectors,
+    "real speech": real_weights_page.speech,
 }
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 WHOLE: dict[str, Callable[[], str]] = {

