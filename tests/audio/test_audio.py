@@ -172,3 +172,17 @@ def test_windows_are_followed_by_zeros() -> None:
     made = window_at(mel, 3000, len(mel))
     assert made.shape == (FRAMES, 80) and not made[100:].any()
     np.testing.assert_array_equal(made[:100], mel[3000:])
+
+
+def test_arrays_with_channels_first_are_refused() -> None:
+    """Their mean over seconds would be a sound of as many samples as there are channels."""
+    with pytest.raises(BadRequest, match="second axis"):
+        samples_of(np.zeros((2, 16_000), np.float32))
+    assert len(samples_of(np.zeros((16_000, 2), np.float32))) == 16_000
+
+
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("soundfile")
+    (tmp_path / "talk.wav").write_bytes(b"RIFF1234")
+    with pytest.raises(BadRequest, match=r"talk\.wav: the audio cannot be read"):
+        read_audio_file(tmp_path / "talk.wav")

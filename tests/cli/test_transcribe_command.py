@@ -56,7 +56,8 @@ def test_what_cannot_be_is_said(folder: Path, tmp_path: Path) -> None:
     for args, told in (
         ((one,), "a model that hears"), ((str(folder),), "audio file"), ((str(folder), "/nowhere.wav"), "no such file"),
         ((str(folder), one, one, "-o", str(tmp_path / "no")), "folder"),
-        ((str(folder), str(tmp_path / "broken.wav")), "cannot be read"),
+        ((str(folder), str(tmp_path / "broken.wav")), "broken.wav: the audio cannot be read"),
+        ((str(folder), one, one, "-o", str(tmp_path)), "several files would be written to"),
     ):  # fmt: skip
         failed = run(*args)
         assert failed.exit_code != 0 and told in failed.output + str(failed.exception), (args, failed.output)

@@ -181,6 +181,12 @@ def says(row: Exclusion, error: QuireError) -> bool:
     return re.fullmatch(".*".join(map(re.escape, told.split(DIFFERS))), error.message) is not None
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of blocks is a folder, which is not to lie in the tree."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[f.Feature], str]:
     made: dict[f.Feature, str] = {}

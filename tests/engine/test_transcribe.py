@@ -225,6 +225,16 @@ def test_windows_begin_where_a_sentence_ended(vocabulary: SpeechVocabulary) -> N
     assert found.duration == 3.0 and [s.id for s in found.segments] == [0, 1, 2]
 
 
+def test_segments_are_numbered_as_they_are_shown(vocabulary: SpeechVocabulary) -> None:
+    words = vocabulary.tokenizer
+    parts = ((0, " one", 20), (20, " ", 30), (30, " two", 40))
+    tokens = tuple(t for first, text, last in parts for t in (TIMES + first, *words.encode(text, False), TIMES + last))
+    answers = {(0, 0.0): WindowTokens((*tokens, TIMES + 40, END), (-0.1,) * (len(tokens) + 2)),
+               (1, 0.0): text_answer(words, " three", -0.1, last=100)}  # fmt: skip
+    found = heard_by(transcription(vocabulary, 280, language="en"), answers, [])
+    assert [(s.id, s.text) for s in found.segments] == [(0, " one"), (1, " two"), (2, " three")]
+
+
 def test_a_translation_without_times(vocabulary: SpeechVocabulary) -> None:
     words, asked = vocabulary.tokenizer, list[Any]()
     answers = {(0, 0.0): WindowTokens((*words.encode(" a", False), END), (-0.1,) * 3)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from quire import LLM, LoRARequest, SamplingParams
 from quire.core.errors import BadRequest, ConfigError, ModelError
 from quire.features.pooling.edge_embedding import PoolingParams
 from quire.ops.native import load_native
+from quire.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
 PROMPTS = [prompt(n, n) for n in (1, 7, 16, 64, 65, 100, 131)]
@@ -160,6 +162,15 @@ def test_pairs_are_scored_as_cross_encoders_do(raw: bool, tmp_path: Path) -> Non
                 assert len(ids) == 3
 
 
+def test_texts_of_a_pair_are_cut_as_transformers_does(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    ours, theirs = Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for one, other, limit in itertools.product(range(6), range(6), range(4, 14)):
+        pair = " ".join(["cat"] * one), " ".join(["mat"] * other)
+        want = theirs([pair], truncation=True, max_length=limit)["input_ids"][0]
+        assert ours.encode_pair(*pair, limit)[0] == want, (one, other, limit)
+
+
 def test_prompts_of_tasks_stand_before_texts(tmp_path: Path) -> None:
     write_encoder(tmp_path, "bert")
     write_tokenizer(tmp_path)
@@ -174,6 +185,8 @@ def test_prompts_of_tasks_stand_before_texts(tmp_path: Path) -> None:
         assert embedded("a cat") == embedded("query: a cat", "") == embedded("a cat", "query")
         assert embedded("a cat", "document") == embedded("a cat", "")
         assert embedded("a cat", "") != embedded("a cat")
+        scored, one, two = llm.score("a cat", "berlin", False)[0], embedded("a cat"), embedded("berlin")
+        assert scored.outputs.score == pytest.approx(float(np.dot(one, two)), abs=1e-6)
         with pytest.raises(BadRequest, match="it has query, document"):
             embedded("a cat", "passage")
 

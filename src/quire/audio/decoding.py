@@ -70,7 +70,10 @@ def read_audio_file(path: str | Path, limits: AudioLimits = AudioLimits()) -> Sa
             data = file.read(limits.bytes + 1)
     except OSError as error:
         raise BadRequest(f"{path}: {error.strerror}") from None
-    return read_audio(data, limits)
+    try:
+        return read_audio(data, limits)
+    except BadRequest as error:
+        raise BadRequest(f"{path}: {error.message}") from None
 
 
 def _decoded(file: Any, limits: AudioLimits) -> Samples:
@@ -132,8 +135,9 @@ def samples_of(sound: Any, rate: int = RATE, limits: AudioLimits = AudioLimits()
     array = np.asarray(sound)
     if array.ndim not in (1, 2) or not array.size or array.dtype.kind not in "fi":
         raise BadRequest(f"audio: {array.dtype} {list(array.shape)} is no row of samples [n] or [n, channels]")
-    if not RATES[0] <= rate <= RATES[1]:
-        raise BadRequest(f"audio of {rate} Hz is not read")
+    channels = array.shape[1] if array.ndim == 2 else 1
+    if not RATES[0] <= rate <= RATES[1] or channels > CHANNELS:
+        raise BadRequest(f"audio of {rate} Hz and {channels} channels is not read; channels are the second axis")
     if len(array) > limits.seconds * rate:
         raise BadRequest(f"the audio is longer than the {limits.seconds:g} s that are read")
     scale = 1.0 / -float(np.iinfo(array.dtype).min) if array.dtype.kind == "i" else 1.0

@@ -110,8 +110,11 @@ def _targets(files: Sequence[Path], output: Path | None, form: str | None) -> li
     if output.is_dir() or len(files) > 1:
         if not output.is_dir():
             raise ConfigError(f"--output {output}: several files need a folder that is there", param="output")
-        suffix = FORMATS[form or "text"]
-        return [(output / f"{path.stem}{suffix}", form or "text") for path in files]
+        made = [output / f"{path.stem}{FORMATS[form or 'text']}" for path in files]
+        if (twice := next((each for i, each in enumerate(made) if each in made[:i]), None)) is not None:
+            raise ConfigError(f"--output {output}: several files would be written to {twice}; write them one at a time",
+                              param="output")  # fmt: skip
+        return [(each, form or "text") for each in made]
     if not output.parent.is_dir():
         raise ConfigError(f"--output {output}: there is no folder {output.parent}", param="output")
     by_name = next((name for name, suffix in FORMATS.items() if suffix == output.suffix.lower()), "text")

@@ -63,13 +63,14 @@ def joined(backend: Any, texts: tuple[str, str], limit: int, last: bool) -> tupl
     """Token ids of two texts as the post-processor of `backend` joins a pair, and where the second type of tokens
     begins, 0: nowhere.
 
-    Of `limit` tokens at most, if that is not 0: the longer text is cut at its end, or to its `last` tokens.
+    Of `limit` tokens at most, if that is not 0: the longer text is cut at its end, or to its `last` tokens. Of two that
+    are as long, the second keeps one more.
     """
     parts = [backend.encode(text, add_special_tokens=False) for text in texts]
     if limit:
         room = max(limit - backend.num_special_tokens_to_add(True), 0)
         most = max(room - min(len(part.ids) for part in parts), -(-room // 2))
-        for part in sorted(parts, key=lambda part: -len(part.ids)):
+        for part in parts if len(parts[0].ids) > len(parts[1].ids) else parts[::-1]:
             part.truncate(min(most, len(part.ids)), direction="left" if last else "right")
             most = room - len(part.ids)
     whole = backend.post_process(parts[0], parts[1])

@@ -16,6 +16,7 @@ from quire.core.errors import BadRequest, ModelError, QuireError, is_panic
 from quire.core.files import read_json, read_text, why_missing
 from quire.text.bounds import most_bytes
 from quire.text.gguf_tokenizer import read_tokenizer
+from quire.text.sentence_config import set_lower_case
 from quire.text.special_tokens import found_around, joined, put_around
 from quire.text.tokenizer_process import TokenizerProxy, bounded
 from quire.text.vocab_files import BYTE_OF, find_vocab_file, read_vocab_file
@@ -104,6 +105,7 @@ class Tokenizer:
         named = own | {role: content for role in NAMED if (content := _content(config.get(role)))}
         _set_post_processor(backend, config, named)
         _set_prefix_space(backend, config)
+        set_lower_case(backend, folder)
         return cls._checked(path, backend, named)
 
     @classmethod

@@ -63,7 +63,7 @@ def answered(server: LiveServer, path: str, body: dict[str, Any]) -> Any:
     return reply.json()
 
 
-def vector(server: LiveServer, text: str, **more: Any) -> list[float]:
+def vector(server: LiveServer, text: str | list[int], **more: Any) -> list[float]:
     found: list[float] = answered(server, "/v1/embeddings", {"input": text, **more})["data"][0]["embedding"]
     return found
 
@@ -134,6 +134,19 @@ def test_names_of_tasks_choose_prompts(encoder: LiveServer, field: str) -> None:
     for more in ({"prompt_name": "search_query"}, {"input_type": "query", "task": "query"}):
         reply = encoder.post("/v1/embeddings", {"input": "a", field: "query", **more})
         assert reply.status_code == 400 and "give one of" in reply.json()["error"]["message"]
+
+
+def test_truncated_texts_keep_their_special_tokens(encoder: LiveServer) -> None:
+    ids = encoder.tokenizer.encode(LONG)
+    for keep, most in ((20, 20), (-1, 140)):
+        kept = [*ids[: most - 1], ids[-1]]
+        assert vector(encoder, LONG, truncate_prompt_tokens=keep) == vector(encoder, kept)
+        assert vector(encoder, ids, truncate_prompt_tokens=keep) == vector(encoder, ids[:most])
+        bare = encoder.tokenizer.encode(LONG, False)[:most]
+        assert vector(encoder, LONG, truncate_prompt_tokens=keep, add_special_tokens=False) == vector(encoder, bare)
+    for wrong in (0, -2, 141):
+        refused = encoder.post("/v1/embeddings", {"input": LONG, "truncate_prompt_tokens": wrong})
+        assert refused.json()["error"]["param"] == "truncate_prompt_tokens"
 
 
 def test_ollama_truncates_texts_of_encoders(encoder: LiveServer) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -133,9 +133,10 @@ class Transcription:
             end = len(self._mel) if self._content <= self._size and not seek else self._content
             audio = PromptAudio.of(window_at(self._mel, seek, end, self._size))
             found, begins = yield from self._window(audio)
-            more, step = ([], frames) if found.silent else self._segments(found, seek, frames, len(segments))
+            more, step = ([], frames) if found.silent else self._segments(found, seek, frames)
             self._remember(found, begins, more)
-            shown = [each for each in more if each.text.strip() and each.end > each.start]
+            said = (each for each in more if each.text.strip() and each.end > each.start)
+            shown = [replace(each, id=number) for number, each in enumerate(said, len(segments))]
             segments += shown
             seek += max(1, step)
             yield Heard(tuple(shown), min(seek, self._content) / FRAMES_A_SECOND)
@@ -198,7 +199,7 @@ class Transcription:
         answer = yield from self._ask(asked)
         return exp(answer.logprobs[0])
 
-    def _segments(self, found: _Try, seek: int, frames: int, count: int) -> tuple[list[Segment], int]:
+    def _segments(self, found: _Try, seek: int, frames: int) -> tuple[list[Segment], int]:
         """The segments of a window, and how many frames are done: up to the last time, behind which a sentence may
         have been cut, or all."""
         tokens, times = found.tokens, self._vocabulary.times
@@ -210,22 +211,21 @@ class Transcription:
             last, seen = frames / FRAMES_A_SECOND, [token for token in tokens if token >= times]
             if seen and seen[-1] != times:
                 last = (seen[-1] - times) * TICK
-            return [self._segment(found, tokens, seek, (offset, offset + last), count)], frames
+            return [self._segment(found, tokens, seek, (offset, offset + last))], frames
         if ends_once:
             cuts.append(len(tokens))
         made, first = list[Segment](), 0
         for cut in cuts:
             part = tokens[first:cut]
             span = tuple(offset + (part[at] - times) * TICK for at in (0, -1))
-            made.append(self._segment(found, part, seek, (span[0], span[1]), count + len(made)))
+            made.append(self._segment(found, part, seek, (span[0], span[1])))
             first = cut
         return made, frames if ends_once else (tokens[first - 1] - times) * FRAMES_A_TICK
 
-    def _segment(
-        self, found: _Try, tokens: Sequence[int], seek: int, span: tuple[float, float], number: int
-    ) -> Segment:
+    def _segment(self, found: _Try, tokens: Sequence[int], seek: int, span: tuple[float, float]) -> Segment:
+        """A segment, which has no number before it is known to be shown."""
         return Segment(
-            number, seek, round(span[0], 3), round(span[1], 3), self._vocabulary.text(list(tokens)), tuple(tokens),
+            0, seek, round(span[0], 3), round(span[1], 3), self._vocabulary.text(list(tokens)), tuple(tokens),
             found.temperature, found.avg_logprob, found.compression_ratio, found.no_speech_prob,
         )  # fmt: skip
 

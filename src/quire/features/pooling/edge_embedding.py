@@ -303,8 +303,7 @@ class PoolingCalls:
             requests = [self._pair(one, other, adapter) for one, other in pairs]
             return [_answer(r, o, ScoringOutput(relevance(self.info.pooling, vector_of(o))))
                     for r, o in self._pool(requests, use_tqdm)]  # fmt: skip
-        adapter = self._adapter(lora_request)
-        requests = [pooled_request(self.info, self._tokens(text)[1], adapter=adapter) for text in (*left, *right)]
+        requests = self._requests([*left, *right], PoolingParams(), lora_request)
         found = self._pool(requests, use_tqdm)
         ones, others = found[: len(left)] * (len(right) if len(left) == 1 else 1), found[len(left) :]
         return [_answer(r, o, ScoringOutput(cosine(vector_of(one), vector_of(o))), asked.prompt)

@@ -11,6 +11,7 @@ import msgspec
 from quire.core.errors import ModelError
 from quire.core.pooling import DenseModule, Pooling, PoolingKind, Splade
 from quire.model.disk.hf_config import HfConfig
+from quire.text.sentence_config import sentence_config
 
 HEADS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """Endings of architectures that have a head over the vocabulary; others are only the stack, or classify."""
@@ -43,6 +44,16 @@ def headless(config: HfConfig, head: str, tensors: Collection[str]) -> bool:
 
 ACTIVATIONS = {"Identity": "", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Sigmoid": "sigmoid"}
 """torch's activations, by the end of their names, and ours."""
+IDENTITY = "Identity"
+OF_SCORES = ("", "Sigmoid", IDENTITY)
+"""What may make scores of the logit of one class, by the end of torch's name: a sigmoid, or nothing."""
+TASKS = "config_sentence_transformers.json"
+ORDER = ("Transformer", "MLMTransformer", "Pooling", SPLADE, "Dense", "Normalize")
+"""Modules that are built, each behind those before it; several of the same kind may follow each other."""
+IDLE = ("Dropout",)
+"""Modules that do nothing but in training."""
+VECTOR = (None, "sentence_embedding")
+"""Names of what a module reads and writes: the vector, and not the rows of tokens."""
 
 
 def classifies(config: HfConfig) -> bool:
@@ -73,7 +84,7 @@ def read_pooling(
     if folder.is_dir():
         made = _modules(folder, _tasks(folder, made))
     if classifies(config):
-        found = _classes(config, made, "cls" if encoder else "last")
+        found = _classes(config, made, "cls" if encoder else "last", _activation(folder, config))
         return msgspec.structs.replace(found, pairs=encoder)
     sizes = config.raw.get("matryoshka_dimensions")
     if isinstance(sizes, list) and all(type(size) is int and 1 <= size <= width for size in sizes):
@@ -81,7 +92,7 @@ def read_pooling(
     return made
 
 
-def _classes(config: HfConfig, made: Pooling, usual: PoolingKind) -> Pooling:
+def _classes(config: HfConfig, made: Pooling, usual: PoolingKind, activation: str) -> Pooling:
     if tokens := config.texts(BY_TOKENS):
         if len(tokens) != 2:
             raise config.fail(BY_TOKENS, f"names {len(tokens)} tokens, needs those of no and yes")
@@ -89,6 +100,9 @@ def _classes(config: HfConfig, made: Pooling, usual: PoolingKind) -> Pooling:
     named = config.raw.get("id2label")
     labels = named if isinstance(named, dict) else {}
     count = len(labels) or config.integer("num_labels", 2, high=1 << 16)
+    refused = made.refused
+    if count == 1 and activation not in OF_SCORES:
+        refused = f"its scores are to go through {activation[:80]!r}; built are Identity and Sigmoid"
     return msgspec.structs.replace(
         made,
         kind=_classified(config, usual),
@@ -96,7 +110,8 @@ def _classes(config: HfConfig, made: Pooling, usual: PoolingKind) -> Pooling:
         normalize=False,
         labels=tuple(str(labels.get(str(i), f"LABEL_{i}")) for i in range(count)),
         several=count == 1 or config.text("problem_type", "") == "multi_label_classification",
-        raw=_raw(config),
+        raw=activation == IDENTITY,
+        refused=refused,
         dense=(),
     )
 
@@ -110,20 +125,29 @@ def _classified(config: HfConfig, usual: PoolingKind) -> PoolingKind:
     return known[said]
 
 
-def _raw(config: HfConfig) -> bool:
-    """Whether scores of pairs are logits: cross-encoders of sentence-transformers may name the identity."""
+def _activation(folder: Path, config: HfConfig) -> str:
+    """What makes scores of the logits of pairs, as cross-encoders of sentence-transformers name it, by the end
+    of its name; "" = not said.
+
+    Folders with modules.json say it in config_sentence_transformers.json, others in config.json.
+    """
+    of_modules = _json(folder / TASKS, dict) if (folder / "modules.json").is_file() else None
     own = config.raw.get("sentence_transformers")
-    said = own.get("activation_fn") if isinstance(own, dict) else config.raw.get("sbert_ce_default_activation_function")
-    return isinstance(said, str) and said.endswith("Identity")
+    said = (
+        (of_modules or {}).get("activation_fn"),
+        own.get("activation_fn") if isinstance(own, dict) else None,
+        config.raw.get("sbert_ce_default_activation_function"),
+    )
+    return next((each.rpartition(".")[2] for each in said if isinstance(each, str)), "")
 
 
 def _tasks(folder: Path, made: Pooling) -> Pooling:
     """Read what stands before texts by their task, and how long a text may be."""
-    own = _json(folder / "config_sentence_transformers.json", dict) or {}
+    own = _json(folder / TASKS, dict) or {}
     found = own.get("prompts")
     prompts = {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
     usual = own.get("default_prompt_name")
-    longest = (_json(folder / "sentence_bert_config.json", dict) or {}).get("max_seq_length")
+    longest = sentence_config(folder).get("max_seq_length")
     return msgspec.structs.replace(
         made,
         prompts=prompts,
@@ -133,31 +157,36 @@ def _tasks(folder: Path, made: Pooling) -> Pooling:
 
 
 def _modules(folder: Path, made: Pooling) -> Pooling:
-    """Read modules.json: a transformer, a pooling, perhaps a division by the length."""
+    """Read modules.json: a transformer, a pooling, dense layers, perhaps a division by the length."""
     modules = _json(folder / "modules.json", list)
     if modules is None:
         return made
     kind: PoolingKind | None = None
-    refused, normalize, dense, splade = made.refused, False, list[DenseModule](), made.splade
+    refused, dense, last, splade = made.refused, list[DenseModule](), ORDER[0], made.splade
     for module in modules:
         if not isinstance(module, dict) or not isinstance(module.get("type"), str):
             raise ModelError(f"{folder / 'modules.json'}: each module needs a type")
-        name = module["type"].rpartition(".")[2]
+        name, path = module["type"].rpartition(".")[2], str(module.get("path", ""))
+        if name in IDLE:
+            continue
+        if name in TWO_WAYS:
+            refused = refused or f"its modules.json has a {name!r}: {TWO_WAYS[name]}, which is not built"
+            continue
+        if name not in ORDER:
+            refused = refused or f"its modules.json has a {name[:40]!r} behind the transformer, which is not built"
+            continue
+        if ORDER.index(name) < ORDER.index(last):
+            refused = refused or f"its modules.json has a {name!r} behind a {last!r}; built are {', '.join(ORDER)}"
+        last = name
         if name == "Pooling":
-            kind, reason = _kind(folder, str(module.get("path", "")))
+            kind, reason = _kind(folder, path, any(made.prompts.values()))
             refused = refused or reason
         elif name == SPLADE:
-            splade = _splade(folder, str(module.get("path", "")))
+            splade = _splade(folder, path)
             refused = refused or ("" if made.kind == "splade" else NO_HEAD)
-        elif name == "Normalize":
-            normalize = True
         elif name == "Dense":
-            dense.append(_dense(folder, str(module.get("path", ""))))
-        elif name in TWO_WAYS:
-            refused = refused or f"its modules.json has a {name!r}: {TWO_WAYS[name]}, which is not built"
-        elif name not in ("Transformer", "MLMTransformer"):
-            refused = refused or f"its modules.json has a {name[:40]!r} behind the transformer, which is not built"
-    width = dense[-1].width if dense else made.width
+            dense.append(_dense(folder, path))
+    width, normalize = dense[-1].width if dense else made.width, last == "Normalize"
     return msgspec.structs.replace(
         made,
         kind=kind or made.kind,
@@ -182,12 +211,17 @@ def _splade(folder: Path, path: str) -> Splade:
 
 
 def _dense(folder: Path, path: str) -> DenseModule:
-    found = _settings(folder, path)
-    width, named = found.get("out_features"), str(found.get("activation_function", "Identity")).rpartition(".")[2]
+    """The dense layer that lies at `path` below `folder`; without a name of its activation, that is tanh."""
+    found, where = _settings(folder, path), folder / path / "config.json"
+    said = str(found.get("activation_function", "torch.nn.Tanh"))
+    width, named = found.get("out_features"), said.rpartition(".")[2] if said.startswith("torch.") else said
     if type(width) is not int or width < 1 or named not in ACTIVATIONS:
+        raise ModelError(f"{where}: needs out_features above 0 and an activation_function of {', '.join(ACTIVATIONS)}")
+    if found.get("use_residual"):
+        raise ModelError(f"{where}: use_residual adds what the layer read to what it makes, which is not built")
+    if not {found.get("module_input_name"), found.get("module_output_name")} <= {*VECTOR}:
         raise ModelError(
-            f"{folder / path / 'config.json'}: needs out_features above 0 and an activation_function of "
-            f"{', '.join(ACTIVATIONS)}"
+            f"{where}: the layer is for rows of tokens, which is not built; built are layers of the vector"
         )
     return DenseModule(path, width, ACTIVATIONS[named])
 
@@ -202,17 +236,18 @@ def _settings(folder: Path, path: str) -> dict[str, Any]:
     return found
 
 
-def _kind(folder: Path, path: str) -> tuple[PoolingKind | None, str]:
-    """How the pooling of `path` below `folder` makes a vector, and why that is refused, if it is."""
+def _kind(folder: Path, path: str, prompts: bool) -> tuple[PoolingKind | None, str]:
+    """How the pooling of `path` below `folder` makes a vector, and why that is refused, if it is. `prompts`: texts may
+    have some before them."""
     found = _settings(folder, path)
     mode = found.get("pooling_mode")
     flags = [name.removeprefix(FLAG) for name, on in found.items() if name.startswith(FLAG) and on is True]
-    modes = [mode] if isinstance(mode, str) else flags
-    known = [KINDS[name] for name in modes if name in KINDS]
+    modes = [mode] if isinstance(mode, str) else mode if isinstance(mode, list) else flags or ["mean"]
+    known = [KINDS[name] for name in modes if isinstance(name, str) and name in KINDS]
     if len(modes) == 1 and known:
-        without = found.get("include_prompt", True) is False and known[0] == "mean"
+        without = found.get("include_prompt", True) is False and known[0] != "last" and prompts
         return known[0], "its pooling leaves out the prompt's tokens, which is not built" if without else ""
-    return None, f"its pooling is {', '.join(modes)[:80] or 'unknown'}; built are mean, the last and the first token"
+    return None, f"its pooling is {', '.join(map(str, modes))[:80]}; built are mean, the last and the first token"
 
 
 def _json(path: Path, kind: type) -> Any:

@@ -100,8 +100,8 @@ def read_entries(config: HfConfig, layers: int) -> EntrySizes:
     rates, head_dim = config.child("compress_rates"), config.integer("head_dim", high=1 << 12)
     every = {
         SLIDING: 0,
-        PAIRED: rates.integer(PAIRED, 4, high=1 << 16),
-        SINGLE: rates.integer(SINGLE, 128, high=1 << 16),
+        PAIRED: config.integer("compress_rate_csa", rates.integer(PAIRED, 4, high=1 << 16), high=1 << 16),
+        SINGLE: config.integer("compress_rate_hca", rates.integer(SINGLE, 128, high=1 << 16), high=1 << 16),
     }
     sizes = EntrySizes(
         config.integer("q_lora_rank", high=1 << 16),
@@ -128,7 +128,7 @@ def turned_numbers(config: HfConfig, head_dim: int) -> int:
     """Numbers of a head that turn."""
     if config.has("partial_rotary_factor"):
         return int(head_dim * config.number("partial_rotary_factor", high=1.0))
-    return config.integer("qk_rope_head_dim", 64, high=head_dim)
+    return config.integer("qk_rope_head_dim", head_dim // 8, high=head_dim)
 
 
 def read_ropes(config: HfConfig, layers: int) -> tuple[Rope, ...]:

@@ -80,9 +80,8 @@ def kinds(config: HfConfig) -> list[str]:
 def lower_bound(config: HfConfig, layers: int) -> DeltaSizes:
     """Kimi's rule; decays have a bound unless the file says null and, if at all, no `safe_gate`."""
     field, safe = "linear_lower_bound", config.child("linear_attn_config").raw.get("safe_gate", True)
-    bound = config.number(field, -5.0, low=-1e4, high=0.0) if config.raw.get(field) is not None else 0.0
-    if not bound and config.has("linear_attn_config") and safe:
-        bound = -5.0
+    unbounded = config.raw.get(field, -5.0) is None and not (config.has("linear_attn_config") and safe)
+    bound = 0.0 if unbounded else config.number(field, -5.0, low=-1e4, high=0.0)
     return replace(sizes(config, layers), lower_bound=bound)
 
 

@@ -99,10 +99,7 @@ async def encode_pairs(
 
     `last`: texts keep their ends, not their beginnings.
     """
-    limit = service.engine.info.max_model_len
-    if keep is not None and keep != -1 and not 1 <= keep <= limit:
-        raise BadRequest(f"truncate_prompt_tokens: must be -1 or lie in [1, {limit}]", param="truncate_prompt_tokens")
-    most = 0 if keep is None else limit if keep == -1 else keep
+    most = 0 if keep is None else kept_tokens(keep, service.engine.info.max_model_len)
 
     def encode() -> list[tuple[list[int], int]]:
         for pair in pairs:
@@ -113,9 +110,19 @@ async def encode_pairs(
     return await off_loop(service.tokenizer.work(sum(_CALL + len(a) + len(b) for a, b in pairs)), encode)
 
 
-async def encode_shortened(service: Service, prompts: Prompts, limit: int, last: bool = False) -> list[list[int]]:
-    """Token ids of prompts, at most `limit` each: the first of them, or the `last`. Special tokens of texts stay."""
-    found = await encode_prompts(service, prompts, True, None)
+def kept_tokens(keep: int, limit: int) -> int:
+    """Tokens that `truncate_prompt_tokens` leaves of what a vector is made of; -1 = as many as the model reads."""
+    if keep != -1 and not 1 <= keep <= limit:
+        raise BadRequest(f"truncate_prompt_tokens: must be -1 or lie in [1, {limit}]", param="truncate_prompt_tokens")
+    return limit if keep == -1 else keep
+
+
+async def encode_shortened(
+    service: Service, prompts: Prompts, limit: int, last: bool = False, special: bool = True
+) -> list[list[int]]:
+    """Token ids of prompts, at most `limit` each: the first of them, or the `last`. Special tokens of texts stay, which
+    they have if `special`."""
+    found = await encode_prompts(service, prompts, special, None)
     given: list[Any] = [*prompts]
     for i, (prompt, ids) in enumerate(zip(given, found, strict=True)):
         if len(ids) > limit:
@@ -142,9 +149,8 @@ def truncate(ids: list[int], keep: int | None, limit: int) -> list[int]:
     """The last `keep` tokens of a prompt; -1 = as many as the context holds beside one new token."""
     if keep is None:
         return ids
-    if keep != -1 and not 1 <= keep <= limit:
-        raise BadRequest(f"truncate_prompt_tokens: must be -1 or lie in [1, {limit}]", param="truncate_prompt_tokens")
-    return ids[-(longest_prompt(limit) if keep == -1 else keep) :]
+    most = kept_tokens(keep, limit)
+    return ids[-(longest_prompt(limit) if keep == -1 else most) :]
 
 
 def cut(prompt: EncodedPrompt, keep: int | None, limit: int) -> EncodedPrompt:

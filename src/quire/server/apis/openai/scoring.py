@@ -17,7 +17,7 @@ from quire.core.options.fields import about
 from quire.core.options.ranges import check_ranges, within
 from quire.core.pooling import Pooling
 from quire.core.request import random_id
-from quire.features.pooling.edge_embedding import Vector, check_scores, cosine, relevance, vector_of
+from quire.features.pooling.edge_embedding import Vector, check_scores, cosine, relevance, task_prompt, vector_of
 from quire.server.apis.openai.prompts import encode_pairs, encode_prompts, encode_shortened, shortened_texts
 from quire.server.apis.openai.vectors import (
     Answers,
@@ -178,7 +178,8 @@ class Pairs:
         if pooling.labels:
             found = await self._classified(service, request, body, arrival, pooling)
             return found, [score(pooling, vector_of(output)) for _, output in found]
-        count, given = len(self.left), [*self.left, *self.right]
+        task = task_prompt(pooling, None)
+        count, given = len(self.left), [task + each for each in (*self.left, *self.right)]
         if self.fit:
             ids = await encode_shortened(service, given, service.engine.info.max_model_len, self.last)
         found = await answers(service, request, body, Given(ids if self.fit else given, arrival, self.name))

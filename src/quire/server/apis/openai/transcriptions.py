@@ -181,8 +181,6 @@ async def _opened(service: Service, asked: TranscriptionForm, task: str, data: b
     service.speech.language(options.language)
     longest = service.config.media.max_audio_seconds
     limits = AudioLimits(bytes=service.options.max_body_bytes, seconds=longest)
-    if service.audio_seconds >= HELD * longest:
-        raise Overloaded(f"{service.audio_seconds:.0f} s of audio are in flight; try again later", retry_after=10)
 
     def opened() -> tuple[Transcription, float]:
         try:
@@ -191,7 +189,9 @@ async def _opened(service: Service, asked: TranscriptionForm, task: str, data: b
             raise BadRequest(f"file: {error.message}", param="file") from None
         return begin(service.engine.info, service.speech, samples, options), len(samples) / RATE
 
-    async with service.decoding:
+    async with service.decoding:  # those that wait here are not counted yet
+        if service.audio_seconds >= HELD * longest:
+            raise Overloaded(f"{service.audio_seconds:.0f} s of audio are in flight; try again later", retry_after=10)
         return await asyncio.to_thread(opened)
 
 

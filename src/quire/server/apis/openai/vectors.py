@@ -11,14 +11,15 @@ from msgspec.structs import replace
 from starlette.requests import Request as HttpRequest
 
 from quire.core.errors import BadRequest
+from quire.core.options.fields import about
 from quire.core.pooling import Pooling, PoolingKind
 from quire.core.request import Output, Request
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.request_times import Timings, timings
 from quire.features.pooling.edge_embedding import pooled_request
 from quire.features.pooling.edge_sparse import check_dense
-from quire.server.apis.fields import PRIORITY, CacheSaltField, ModelField, TruncatePromptTokensField, UserField
-from quire.server.apis.openai.prompts import Prompts, encode_prompts, listed, truncate
+from quire.server.apis.fields import PRIORITY, CacheSaltField, ModelField, UserField
+from quire.server.apis.openai.prompts import Prompts, encode_prompts, encode_shortened, kept_tokens, listed
 from quire.server.apis.openai.protocol import Prompt
 from quire.server.http.body import ID_BYTES, in_turns, off_loop
 from quire.server.http.disconnect import cancel_on_disconnect
@@ -38,7 +39,10 @@ class VectorFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     model: ModelField = None
     user: UserField = None
-    truncate_prompt_tokens: TruncatePromptTokensField = None
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        about("Use only this many first tokens of a text, special tokens among them; -1: all that the model reads."),
+    ] = None
     priority: Annotated[int | None, PRIORITY] = None
     cache_salt: CacheSaltField = None
 
@@ -139,9 +143,11 @@ async def answers(
         )
     info = service.engine.info
     with service.engine.reserve(len(given.prompts), tenant.called(body.user), tenant.max_sequences):
-        prompts = await encode_prompts(
-            service, given.prompts, given.special, given.name if body.truncate_prompt_tokens is None else None
-        )
+        if (keep := body.truncate_prompt_tokens) is None:
+            prompts = await encode_prompts(service, given.prompts, given.special, given.name)
+        else:
+            most = kept_tokens(keep, info.max_model_len)
+            prompts = await encode_shortened(service, given.prompts, most, special=given.special)
         own = {
             "arrival": given.arrival,
             "cache_salt": tenant.salt + (body.cache_salt or ""),
@@ -152,9 +158,8 @@ async def answers(
         }
         requests = list[Request]()
         async for number, ids in in_turns(list(enumerate(prompts))):
-            cut = truncate(ids, body.truncate_prompt_tokens, info.max_model_len)
             second = given.seconds[number] if given.seconds else 0
-            made = await off_loop(ID_BYTES * len(cut), pooled_request, info, cut, given.name, second)
+            made = await off_loop(ID_BYTES * len(ids), pooled_request, info, ids, given.name, second)
             requests.append(replace(made, **own, pooling=given.kind or made.pooling))
     pooled, exchange = Pooled(service.engine, requests), request.state.exchange
     exchange.generation, exchange.model = pooled, service.answering(body.model)
