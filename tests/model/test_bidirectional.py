@@ -162,6 +162,26 @@ def test_pairs_are_scored_as_cross_encoders_do(raw: bool, tmp_path: Path) -> Non
                 assert len(ids) == 3
 
 
+@pytest.mark.parametrize("name", ["nomic_bert", "gte"])
+def test_second_texts_turn_as_first_ones(name: str, tmp_path: Path) -> None:
+    model = write_encoder(tmp_path, name, "ForSequenceClassification", num_labels=1, type_vocab_size=2)
+    write_tokenizer(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    with llm_of(tmp_path) as llm:
+        for text, found in zip(TEXTS, llm.score(QUERY, TEXTS, use_tqdm=False), strict=True):
+            with torch.no_grad():
+                logit = model(**theirs(QUERY, text, return_tensors="pt")).logits[0, 0]
+            assert found.outputs.score == pytest.approx(float(logit.sigmoid()), abs=1e-5)
+
+
+def test_positions_that_tell_types_are_not_stretched(tmp_path: Path) -> None:
+    write_encoder(tmp_path, "nomic_bert")
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e3}
+    edit_config(tmp_path, rope_parameters=rope)
+    with pytest.raises(ConfigError, match="more than this model's 140 positions"):
+        llm_of(tmp_path, max_model_len=400)
+
+
 def test_texts_of_a_pair_are_cut_as_transformers_does(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     ours, theirs = Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)

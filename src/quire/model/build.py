@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from quire.core.cache_config import CacheConfig
 from quire.core.config import EngineConfig
 from quire.core.dtypes import Dtype
@@ -250,10 +252,15 @@ def _vision(reader: WeightReader, dtype: Dtype) -> Vision | None:
 
 
 def _ropes(reader: WeightReader, length: int) -> dict[Rope, AnyArray]:
-    """The tables of layers' ropes for `length` positions, on the device; positions of second texts lie behind these."""
+    """The tables of layers' ropes for `length` positions, on the device. Second texts have positions behind all of the
+    first ones', and turn as these."""
     spec = reader.opened.spec
     turns = any(rope.dim for rope in spec.rope)
-    tables = shared_tables(spec.rope, length if turns else max(length, spec.typed_positions))
+    if turns and spec.token_types > 1:
+        made = shared_tables(spec.rope, spec.typed_positions // spec.token_types)
+        tables = {rope: np.concatenate([table] * spec.token_types) for rope, table in made.items()}
+    else:
+        tables = shared_tables(spec.rope, length if turns else max(length, spec.typed_positions))
     reader.count("rope", "f32", sum(t.nbytes for t in tables.values()))
     return dict(zip(tables, reader.place(tuple(tables.values())), strict=True))
 

@@ -349,6 +349,9 @@ class ModelSpec:
 
     @property
     def max_length(self) -> int:
-        """The longest sequence `--max-model-len` may ask for: `max_position` times what the rope extension allows."""
-        longest = int(self.max_position * min(r.scaling.stretch for r in self.rope))
+        """The longest sequence `--max-model-len` may ask for: `max_position` times what the rope extension allows; no
+        more than `max_position` where positions also tell types of tokens."""
+        longest = self.max_position
+        if not self.token_types:
+            longest = int(longest * min(r.scaling.stretch for r in self.rope))
         return longest + self.encoder.room
