@@ -181,6 +181,14 @@ def test_arrays_with_channels_first_are_refused() -> None:
     assert len(samples_of(np.zeros((16_000, 2), np.float32))) == 16_000
 
 
+@pytest.mark.parametrize("sound", [[0, 12_000, -12_000] * 20, np.zeros(60, np.int64)], ids=["list", "int64"])
+def test_whole_numbers_without_a_scale_are_refused(sound: list[int]) -> None:
+    """Parts of the largest 64-bit number would be silence."""
+    with pytest.raises(BadRequest, match=r"int64 does not say how loud .* int16"):
+        samples_of(sound)
+    assert abs(samples_of(np.array([0, 12_000, -12_000] * 20, np.int16))).max() > 0.3
+
+
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
     pytest.importorskip("soundfile")
     (tmp_path / "talk.wav").write_bytes(b"RIFF1234")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -223,6 +224,15 @@ def test_windows_begin_where_a_sentence_ended(vocabulary: SpeechVocabulary) -> N
         (" one", 0.0, 0.8), (" two", 0.8, 1.8), (" three", 2.8, 3.0),
     ]  # fmt: skip
     assert found.duration == 3.0 and [s.id for s in found.segments] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("name", "code"), [("Castilian", "es"), ("mandarin", "zh"), ("valencian", "ca"),
+                                            ("en-US", "en"), ("German", "de"), ("moldovan", "ro")])  # fmt: skip
+def test_names_of_languages(vocabulary: SpeechVocabulary, name: str, code: str) -> None:
+    known = replace(vocabulary, languages=vocabulary.languages | dict.fromkeys(("es", "zh", "ca", "ro"), 0))
+    assert known.language(name) == code
+    with pytest.raises(BadRequest, match="language: 'klingon'"):
+        known.language("klingon")
 
 
 def test_segments_are_numbered_as_they_are_shown(vocabulary: SpeechVocabulary) -> None:

@@ -130,11 +130,17 @@ def one_channel(sound: NDArray[np.float32]) -> Samples:
 def samples_of(sound: Any, rate: int = RATE, limits: AudioLimits = AudioLimits()) -> Samples:
     """An array of samples, [n] or [n, channels] at `rate`, as one channel at `RATE`.
 
-    Whole numbers are taken for parts of the largest that their type has.
+    Whole numbers are taken for parts of the largest that their type has; `BadRequest` for those of 64 bits, as Python's
+    are, of which nobody knows that.
     """
     array = np.asarray(sound)
     if array.ndim not in (1, 2) or not array.size or array.dtype.kind not in "fi":
         raise BadRequest(f"audio: {array.dtype} {list(array.shape)} is no row of samples [n] or [n, channels]")
+    if array.dtype.kind == "i" and array.dtype.itemsize > 4:
+        raise BadRequest(
+            f"audio: {array.dtype} does not say how loud a sample can be; give an array of int16 or int32, or of "
+            "floats in [-1, 1]"
+        )
     channels = array.shape[1] if array.ndim == 2 else 1
     if not RATES[0] <= rate <= RATES[1] or channels > CHANNELS:
         raise BadRequest(f"audio of {rate} Hz and {channels} channels is not read; channels are the second axis")

@@ -21,3 +21,8 @@ LANGUAGES = {
     "tt": "tatar", "haw": "hawaiian", "ln": "lingala", "ha": "hausa", "ba": "bashkir", "jw": "javanese",
     "su": "sundanese", "yue": "cantonese",
 }  # fmt: skip
+OTHER_NAMES = {
+    "burmese": "my", "valencian": "ca", "flemish": "nl", "haitian": "ht", "letzeburgesch": "lb", "pushto": "ps",
+    "panjabi": "pa", "moldavian": "ro", "moldovan": "ro", "sinhalese": "si", "castilian": "es", "mandarin": "zh",
+}  # fmt: skip
+"""Further names and the codes of their languages, as openai/whisper takes them."""

@@ -12,7 +12,7 @@ from typing import Any
 from quire.core.errors import BadRequest, ModelError
 from quire.core.speech import SpeechRules
 from quire.engine.client import EngineInfo
-from quire.engine.speech.languages import LANGUAGES
+from quire.engine.speech.languages import LANGUAGES, OTHER_NAMES
 from quire.model.disk.generation import GENERATION_CONFIG
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.text.tokenizer import Tokenizer
@@ -62,10 +62,11 @@ class SpeechVocabulary:
         )
 
     def language(self, name: str | None) -> str | None:
-        """The code of a language, given by that or by its English name; `BadRequest` for one that is not known."""
+        """The code of a language, given by that or by an English name; `BadRequest` for one that is not known."""
         if name is None or not name:
             return None
         low = name.strip().lower()
+        low = OTHER_NAMES.get(low, low)
         code = next((code for code, called in LANGUAGES.items() if low in (code, called)), low.partition("-")[0])
         known = self.languages or {"en": 0}
         if code not in known:
