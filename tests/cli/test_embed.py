@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from command_line import Run, run
-from encoder_models import write_encoder, write_tokenizer
+from encoder_models import write_encoder, write_splade, write_tokenizer
 from quire import LLM, PoolingParams
 from quire.cli import embed_texts as command
 from quire.ops.native import load_native
@@ -97,7 +97,8 @@ def test_objects_of_standard_input(run: Run, folder: Path, tmp_path: Path) -> No
 
 
 def test_sparse_vectors_are_refused(run: Run, tmp_path: Path) -> None:
-    write_encoder(made := tmp_path / "model", "bert", "ForMaskedLM")
+    (made := tmp_path / "model").mkdir()
+    write_splade(made, "bert")
     write_tokenizer(made)
     (tmp_path / "in.txt").write_text("a\n")
     code, _, err = embed(run, made, tmp_path / "in.txt", "-o", tmp_path / "out.jsonl")

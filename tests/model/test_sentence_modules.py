@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from encoder_models import write_encoder, write_tokenizer
 from oracle import edit_config
+from quire import LLM, PoolingParams
 from quire.core.errors import ModelError
 from quire.core.pooling import Pooling
 from quire.model.describe import open_model
@@ -123,6 +124,30 @@ def test_lengths_and_small_letters(encoder: Path, tmp_path: Path, name: str) -> 
     (folder / name).write_text(json.dumps({"max_seq_length": 50, "do_lower_case": True}))
     assert Tokenizer.from_folder(folder).encode("THE Cat") == small
     assert pooling_of(folder).longest == 50
+
+
+def test_vectors_are_as_long_as_the_files_say(encoder: Path, tmp_path: Path) -> None:
+    """`truncate_dim` of sentence-transformers: requests may still ask for another length."""
+    folder = with_modules(encoder, tmp_path, (*PLAIN, "Normalize"))
+    write_tokenizer(folder)
+    with LLM(folder, device="cpu", num_blocks=512) as llm:
+        whole = [np.array(each.outputs.embedding) for each in llm.embed(["a cat", "berlin"])]
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": 16}))
+    with LLM(folder, device="cpu", num_blocks=512) as llm:
+        assert (llm.info.pooling.cut, llm.info.pooling.width) == (16, 64)
+        cut = [each[:16] / np.linalg.norm(each[:16]) for each in whole]
+        for want, each in zip(cut, llm.embed(["a cat", "berlin"]), strict=True):
+            np.testing.assert_allclose(each.outputs.embedding, want, atol=1e-6)
+        score = llm.score("a cat", "berlin")[0].outputs.score
+        assert score == pytest.approx(float(cut[0] @ cut[1]), abs=1e-6)
+        asked = llm.embed("a cat", pooling_params=PoolingParams(dimensions=64))[0].outputs.embedding
+        np.testing.assert_allclose(asked, whole[0], atol=1e-6)
+    for cut_at, kept in ((1000, 64), (None, 0)):
+        (folder / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": cut_at}))
+        assert pooling_of(folder).cut == kept
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": 0}))
+    with pytest.raises(ModelError, match="truncate_dim must be"):
+        pooling_of(folder)
 
 
 IDENTITY = "torch.nn.modules.linear.Identity"

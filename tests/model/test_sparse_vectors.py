@@ -12,12 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from encoder_models import ENCODERS, write_encoder
+from encoder_models import ENCODERS, say_splade, write_splade
 from lora_adapters import merged_by_hand, write_adapter
 from paged_model import prompt
 from quire import LLM, LoRARequest, PoolingParams, SamplingParams
 from quire.core.errors import BadRequest, ModelError, NumericError
-from quire.features.pooling.edge_sparse import SparseEmbeddingOutput
+from quire.features.pooling.edge_sparse import MODULES, SETTINGS, SparseEmbeddingOutput
+from quire.model.describe import open_model
 from quire.ops.native import load_native
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
@@ -51,24 +52,15 @@ def want(model: PreTrainedModel, tokens: list[int], sums: bool = False, twice: b
     return made
 
 
-def say_splade(folder: Path, kinds: tuple[str, ...] = ("MLMTransformer", "SpladePooling"), **said: Any) -> None:
-    """Write sentence-transformers' files of a SparseEncoder."""
-    modules = [{"idx": i, "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
-               for i, kind in enumerate(kinds)]  # fmt: skip
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_SpladePooling").mkdir(exist_ok=True)
-    (folder / "1_SpladePooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 99} | said))
-
-
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
     folder = tmp_path_factory.mktemp("bert")
-    return folder, write_encoder(folder, "bert", "ForMaskedLM")
+    return folder, write_splade(folder, "bert")
 
 
 @pytest.mark.parametrize("name", MASKED)
 def test_weights_are_those_of_transformers_in_any_company(name: str, tmp_path: Path) -> None:
-    model = write_encoder(tmp_path, name, "ForMaskedLM")
+    model = write_splade(tmp_path, name)
     with llm_of(tmp_path) as llm:
         assert llm.info.pooling.kind == "splade" and not llm.info.pooling.generates
         together = found(llm)
@@ -88,8 +80,8 @@ def test_poolings_of_sentence_transformers(
 ) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    for path in bert[0].iterdir():
-        (folder / path.name).symlink_to(path)
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).symlink_to(bert[0] / name)
     said = {"pooling_strategy": "sum" if sums else "max", "activation_function": "log1p_relu" if twice else "relu"}
     say_splade(folder, **said)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 131}))
@@ -117,7 +109,7 @@ def test_logits_in_pieces_change_no_bit(bert: tuple[Path, PreTrainedModel], monk
 
 
 def test_a_text_without_weights_and_logits_that_are_not_finite(tmp_path: Path) -> None:
-    write_encoder(tmp_path, "bert", "ForMaskedLM")
+    write_splade(tmp_path, "bert")
     file = tmp_path / "model.safetensors"
     for bias, wrong in ((-1e3, False), (float("nan"), True)):
         kept = load_file(file)
@@ -133,7 +125,7 @@ def test_a_text_without_weights_and_logits_that_are_not_finite(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "gte"])
 def test_decoders_of_their_own(name: str, tmp_path: Path) -> None:
-    model = write_encoder(tmp_path, name, "ForMaskedLM", tie_word_embeddings=False)
+    model = write_splade(tmp_path, name, tie_word_embeddings=False)
     assert any(
         "decoder.weight" in key or "projector.weight" in key for key in load_file(tmp_path / "model.safetensors")
     )
@@ -142,9 +134,21 @@ def test_decoders_of_their_own(name: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(dense(sparse), want(model, tokens), atol=1e-5)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["bert", "distilbert", "eurobert"])
+def test_made_up_weights_have_all_that_files_have(name: str, tied: bool, tmp_path: Path) -> None:
+    write_splade(tmp_path, name, tie_word_embeddings=tied)
+    real = open_model(str(tmp_path))
+    (tmp_path / "model.safetensors").unlink()
+    made = open_model(str(tmp_path), "dummy")
+    assert made.pooling == real.pooling and made.claim.parts.keys() == real.claim.parts.keys()
+    with llm_of(tmp_path, load_format="dummy") as llm:
+        assert all(len(each.indices) and np.isfinite(each.values).all() for each in found(llm))
+
+
 def test_a_tied_decoder_that_is_in_the_files_too(tmp_path: Path) -> None:
     """As older files have it, with the decoder's bias beside the head's."""
-    model = write_encoder(tmp_path, "bert", "ForMaskedLM")
+    model = write_splade(tmp_path, "bert")
     file = tmp_path / "model.safetensors"
     kept = load_file(file)
     kept["cls.predictions.decoder.weight"] = kept["bert.embeddings.word_embeddings.weight"].clone()
@@ -162,7 +166,7 @@ def test_a_tied_decoder_that_is_in_the_files_too(tmp_path: Path) -> None:
     ids=["int8", "int4", "bf16"],
 )  # fmt: skip
 def test_weights_of_few_bits(name: str, options: dict[str, Any], least: float, tmp_path: Path) -> None:
-    model = write_encoder(tmp_path, name, "ForMaskedLM", hidden_size=128, intermediate_size=256)
+    model = write_splade(tmp_path, name, hidden_size=128, intermediate_size=256)
     with llm_of(tmp_path, **options) as llm:
         together = found(llm)
     for tokens, sparse in zip(PROMPTS, together, strict=True):
@@ -183,26 +187,36 @@ def test_adapters_of_the_stack(bert: tuple[Path, PreTrainedModel], tmp_path: Pat
         np.testing.assert_allclose(dense(each), want(merged, tokens), atol=1e-5)
 
 
-def test_a_head_that_is_not_used(bert: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
-    """A modules.json that pools rows makes dense vectors, as does a folder that lost its head."""
-    folder, _ = bert
-    for kind in ("mean", "bare"):
-        made = tmp_path / kind
-        made.mkdir()
-        kept = load_file(folder / "model.safetensors")
-        (made / "config.json").write_bytes((folder / "config.json").read_bytes())
-        if kind == "bare":
-            kept = {name: tensor for name, tensor in kept.items() if not name.startswith("cls.")}
-        else:
-            say_splade(made, ("Transformer", "Pooling"))
-            (made / "1_Pooling").mkdir()
-            (made / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
-        save_file(kept, made / "model.safetensors", {"format": "pt"})
-        with llm_of(made) as llm:
-            assert (llm.info.pooling.kind, llm.info.pooling.width) == ("mean", 64)
-            assert len(llm.embed([{"prompt_token_ids": PROMPTS[1]}], use_tqdm=False)[0].outputs.embedding) == 64
-            with pytest.raises(BadRequest, match="not an embedding model with SPLADE pooling"):
-                found(llm)
+@pytest.mark.parametrize("kind", ["pooled", "without modules", "bare"])
+def test_a_head_that_is_not_used(bert: tuple[Path, PreTrainedModel], kind: str, tmp_path: Path) -> None:
+    """Vectors are sparse only where modules.json says so; the error says how it does."""
+    folder, model = bert
+    kept = load_file(folder / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    if kind == "bare":
+        kept = {name: tensor for name, tensor in kept.items() if not name.startswith("cls.")}
+    if kind == "pooled":
+        say_splade(tmp_path, ("Transformer", "Pooling"))
+        (tmp_path / "1_Pooling").mkdir()
+        (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    with llm_of(tmp_path) as llm:
+        assert (llm.info.pooling.kind, llm.info.pooling.width) == ("mean", 64)
+        made = llm.embed([{"prompt_token_ids": PROMPTS[1]}], use_tqdm=False)[0].outputs.embedding
+        with torch.no_grad():
+            mean = model.base_model(torch.tensor([PROMPTS[1]])).last_hidden_state[0].mean(0)
+        want = mean if kind == "pooled" else mean / mean.norm()
+        np.testing.assert_allclose(made, want, atol=1e-5)
+        with pytest.raises(BadRequest, match="not an embedding model with SPLADE pooling") as refused:
+            found(llm)
+    if kind != "without modules":
+        return
+    (tmp_path / "modules.json").write_text(json.dumps(json.loads(MODULES)))
+    (tmp_path / "1_SpladePooling").mkdir()
+    (tmp_path / "1_SpladePooling" / "config.json").write_text(SETTINGS)
+    assert MODULES in refused.value.message and SETTINGS in refused.value.message
+    with llm_of(tmp_path) as llm, llm_of(folder) as asked:
+        assert found(llm) == found(asked)
 
 
 def test_refused_with_the_reason(bert: tuple[Path, PreTrainedModel]) -> None:
@@ -230,8 +244,9 @@ def test_refused_with_the_reason(bert: tuple[Path, PreTrainedModel]) -> None:
         (("MLMTransformer", "SpladePooling"), {"pooling_strategy": "mean"}, "needs a pooling_strategy of max, sum"),
         (("MLMTransformer", "SpladePooling"), {"activation_function": "gelu"}, "activation_function of relu, log1p"),
         (("MLMTransformer", "SpladePooling"), {"lost": True}, "no masked-language-model head"),
+        (("MLMTransformer", "SpladePooling", "Normalize"), {}, "layers beside its 'SpladePooling'"),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_folders_that_are_refused(
     bert: tuple[Path, PreTrainedModel], kinds: tuple[str, ...], said: dict[str, Any], words: str, tmp_path: Path

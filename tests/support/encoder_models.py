@@ -64,6 +64,21 @@ def write_encoder(folder: Path, name: str, kind: str = "Model", **facts: Any) ->
     return model
 
 
+def say_splade(folder: Path, kinds: tuple[str, ...] = ("MLMTransformer", "SpladePooling"), **said: Any) -> None:
+    """Write sentence-transformers' files of a SparseEncoder."""
+    modules = [{"idx": i, "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+               for i, kind in enumerate(kinds)]  # fmt: skip
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_SpladePooling").mkdir(exist_ok=True)
+    (folder / "1_SpladePooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 99} | said))
+
+
+def write_splade(folder: Path, name: str, **facts: Any) -> PreTrainedModel:
+    """Save a model that makes sparse vectors to `folder`."""
+    say_splade(folder)
+    return write_encoder(folder, name, "ForMaskedLM", **facts)
+
+
 def rows(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
     """transformers' rows behind the last layer [T, hidden]."""
     ids = torch.tensor([tokens])

@@ -98,7 +98,7 @@ def embed(
                 at.advance(len(vectors))
                 yield batch[1], vectors
 
-        width = params.dimensions or pooling.width
+        width = params.dimensions or pooling.cut or pooling.width
         with stage("texts", total) as at:
             try:
                 write(output_file, total, width, made())

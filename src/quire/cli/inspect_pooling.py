@@ -29,7 +29,9 @@ def pooling_rows(found: ModelFacts) -> Rows:
         rows.append(("classes", ", ".join(pooling.labels[:SHOWN]) + more))
         rows.append(("pairs", "as the tokenizer joins them" if pooling.pairs else "one text behind the other"))
     else:
-        rows.append(("vector", f"{pooling.width} numbers, {'of length 1' if pooling.normalize else 'as they come'}"))
+        kept = f"the first {pooling.cut} of " if pooling.cut else ""
+        how = "of length 1" if pooling.normalize else "as they come"
+        rows.append(("vector", f"{kept}{pooling.width} numbers, {how}"))
     if pooling.dimensions:
         rows.append(("shorter vectors", ", ".join(map(str, pooling.dimensions))))
     rows.append(("longest text", f"{pooling.longest or spec.max_position:,} tokens"))

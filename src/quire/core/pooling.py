@@ -37,7 +37,8 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     """What a model gives for a pooled request.
 
     `width`: numbers of a vector. `normalize`: it is divided by its length. `dimensions`: the shorter lengths that the
-    model was trained to be cut to (Kusupati et al. 2022), () = not said. `labels`: the classes of a model that
+    model was trained to be cut to (Kusupati et al. 2022), () = not said; `cut`: the length of a vector where a request
+    says none, 0 = `width`. `labels`: the classes of a model that
     classifies, whose vectors hold a logit each; `several`: more than one may hold at one time. `raw`: scores are logits
     and no probabilities. `pairs`: two texts are read as the tokenizer joins a pair, else behind each other. `dense`:
     layers behind the pooled row. `splade`: how a sparse vector is made, where `kind` says so. `prompts`: what
@@ -50,6 +51,7 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     width: int = 0
     normalize: bool = True
     dimensions: tuple[int, ...] = ()
+    cut: int = 0
     labels: tuple[str, ...] = ()
     several: bool = False
     raw: bool = False

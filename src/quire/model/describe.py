@@ -22,7 +22,7 @@ from quire.model.disk.gguf_model import GgufModel
 from quire.model.disk.gguf_pooling import file_pooling
 from quire.model.disk.headers import ModelHeaders, VisionHeaders
 from quire.model.disk.hf_config import HfConfig, read_json
-from quire.model.disk.mlm_head import with_mlm_head
+from quire.model.disk.mlm_head import with_every_part, with_mlm_head
 from quire.model.disk.mmproj_file import find_mmproj, refuse_mmproj
 from quire.model.disk.mtp_layer import left_out, part_mtp, with_mtp
 from quire.model.disk.pooling_config import CLASSIFIER, classifies, headless, read_pooling
@@ -116,11 +116,11 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
         spec, family, config = gguf.read_spec()
     else:
         spec, family, config = read_spec(raw, str(folder / "config.json"))
-    required = family.required_parts(config)
     source: TensorSource
     origins, notes, vision_part = dict[str, str](), list[str](), None
     if load_format == "dummy":
-        source = DummyWeights(spec, family, required, seed)
+        family, spec = with_every_part(folder, config, spec, family)
+        source = DummyWeights(spec, family, family.required_parts(config), seed)
     elif gguf is None:
         checkpoint = Checkpoint(folder)
         notes += [*checkpoint.notes, *parts_left_out(raw)]

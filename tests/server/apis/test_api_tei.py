@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import InferenceClient
 from transformers import AutoTokenizer, PreTrainedModel
 
-from encoder_models import rows, write_encoder, write_tokenizer
+from encoder_models import rows, write_encoder, write_splade, write_tokenizer
 from encoder_server import serving
 from live_server import LiveServer
 from quire.ops.native import load_native
@@ -60,7 +60,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 @pytest.fixture(scope="module")
 def splade(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     folder = tmp_path_factory.mktemp("splade")
-    model = write_encoder(folder, "bert", "ForMaskedLM")
+    model = write_splade(folder, "bert")
     write_tokenizer(folder)
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
     with serving(folder) as server:

@@ -18,6 +18,7 @@ from quire.compress.checkpoint.tensors import LazyTensors
 from quire.core.errors import ConfigError
 from quire.core.files import sync, sync_tree
 from quire.text.gguf_tokenizer import read_tokenizer
+from quire.text.sentence_config import sentence_files
 
 SHARD_BYTES = 4 << 30
 TOKENIZER_FILES = (
@@ -42,7 +43,8 @@ def write_folder(
 
     `tensors` by their names on disk, floating-point ones written as `dtype`, one at a time: the memory is that of the
     largest. `config`: of config.json, which gets the dtype. `source`: folder or GGUF file that tokenizer, chat
-    templates and generation_config.json come from. Everything is written beside `out`, synced and renamed.
+    templates, generation_config.json and modules of vectors come from. Everything is written beside `out`, synced and
+    renamed.
     `ConfigError` when `out` is there and not empty, or when it cannot be written: then nothing of it is left.
     """
     with atomic_folder(out) as folder:
@@ -91,13 +93,14 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def copy_tokenizer_files(source: Path, folder: Path) -> None:
-    """Copy the tokenizer, chat templates and generation config of `source`; of a GGUF file, write its vocabulary."""
+    """Copy the tokenizer, chat templates, generation config and modules of vectors of `source`; of a GGUF file, write
+    its vocabulary."""
     if source.is_file():
         tokenizer, special, *_ = read_tokenizer(source)
         tokenizer.save(str(folder / "tokenizer.json"))
         write_json(folder / "tokenizer_config.json", special)
         return
-    for name in (*TOKENIZER_FILES, *(path.name for path in source.glob("*.tiktoken"))):
+    for name in (*TOKENIZER_FILES, *sentence_files(source), *(path.name for path in source.glob("*.tiktoken"))):
         if (source / name).is_dir():
             shutil.copytree(source / name, folder / name)
         elif (source / name).is_file():

@@ -92,10 +92,15 @@ def vector_of(output: Output) -> Vector:
     return np.frombuffer(output.pooled, np.float32)
 
 
+def usual_vector(pooling: Pooling, output: Output) -> Vector:
+    """What the engine gave, as long as the model's files say, f32 [`cut` or `width`]."""
+    return vector_of(output)[: pooling.cut or None]
+
+
 def embedding(pooling: Pooling, row: Vector, params: PoolingParams) -> Vector:
     """The vector as it was asked for, f32 [dimensions]. A zero vector stays one."""
-    made = row if params.dimensions is None else row[: params.dimensions]
-    cut = len(made) < len(row)
+    made = row[: params.dimensions or pooling.cut or None]
+    cut = params.dimensions is not None and len(made) < len(row)
     if (pooling.normalize or cut) if params.normalize is None else params.normalize:
         made = unit(made)
     return made
@@ -306,7 +311,8 @@ class PoolingCalls:
         requests = self._requests([*left, *right], PoolingParams(), lora_request)
         found = self._pool(requests, use_tqdm)
         ones, others = found[: len(left)] * (len(right) if len(left) == 1 else 1), found[len(left) :]
-        return [_answer(r, o, ScoringOutput(cosine(vector_of(one), vector_of(o))), asked.prompt)
+        pooling = self.info.pooling
+        return [_answer(r, o, ScoringOutput(cosine(*(usual_vector(pooling, each) for each in (one, o)))), asked.prompt)
                 for (asked, one), (r, o) in zip(ones, others, strict=True)]  # fmt: skip
 
     def _requests(self, prompts: Any, params: PoolingParams, lora: LoRARequest | None) -> list[Request]:

@@ -12,6 +12,14 @@ from quire.core.pooling import Pooling
 from quire.core.request import Output
 
 NOT_DENSE = "this model makes sparse vectors; use /embed_sparse or LLM.embed_sparse"
+MODULES = (
+    '[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.sparse_encoder.models.MLMTransformer"}, '
+    '{"idx": 1, "name": "1", "path": "1_SpladePooling", "type": '
+    '"sentence_transformers.sparse_encoder.models.SpladePooling"}]'
+)
+"""modules.json of a SPLADE model."""
+SETTINGS = '{"pooling_strategy": "max", "activation_function": "relu"}'
+"""1_SpladePooling/config.json of most of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,6 @@ def check_sparse(pooling: Pooling) -> None:
     """`BadRequest` for a model whose vectors are not sparse."""
     if pooling.kind != "splade":
         raise BadRequest(
-            "this model is not an embedding model with SPLADE pooling; it needs a masked-language-model head, and no "
-            "modules.json that pools otherwise"
+            "this model is not an embedding model with SPLADE pooling; if its files have a masked-language-model head, "
+            f"write modules.json into its folder, {MODULES}, and 1_SpladePooling/config.json, {SETTINGS}"
         )

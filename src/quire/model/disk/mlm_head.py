@@ -27,7 +27,7 @@ def with_mlm_head(
     mlm = family.mlm
     matrix = "" if mlm is None else mlm.dense or mlm.decoder
     there = f"{matrix}.weight" in source.infos or (matrix == family.names.get("head") and spec.tied_head)
-    if mlm is None or not there or not folder.is_dir() or not says_splade(folder, config):
+    if mlm is None or not there or not folder.is_dir() or not says_splade(folder):
         return replace(family, mlm=None), spec, source
     if not mlm.dense:
         return family, spec, source
@@ -45,6 +45,20 @@ def with_mlm_head(
     edges = replace(spec.edges, activation=_activation(mlm, config, spec))
     made = replace(family, names=names, required=tuple(required))
     return made, replace(spec, edges=edges, tied_head=tied), source
+
+
+def with_every_part(folder: Path, config: HfConfig, spec: ModelSpec, family: Family) -> tuple[Family, ModelSpec]:
+    """The two with all that files may have of the head, where the folder asks for sparse vectors: for weights that are
+    made up."""
+    mlm = family.mlm
+    if mlm is None or not mlm.dense or not folder.is_dir() or not says_splade(folder):
+        return family, spec
+    names = {**family.names, "head_dense": mlm.dense, "head_norm": mlm.norm, "head_bias": BIAS}
+    tied = config.flag("tie_word_embeddings", True)
+    if not tied:
+        names["head"] = mlm.decoder
+    required = (*family.required, "head_dense", "head_norm", "head_bias")
+    return replace(family, names=names, required=required), replace(spec, tied_head=tied)
 
 
 def _activation(mlm: MlmHead, config: HfConfig, spec: ModelSpec) -> str:

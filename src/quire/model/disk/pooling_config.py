@@ -11,12 +11,11 @@ import msgspec
 from quire.core.errors import ModelError
 from quire.core.pooling import DenseModule, Pooling, PoolingKind, Splade
 from quire.model.disk.hf_config import HfConfig
-from quire.text.sentence_config import sentence_config
+from quire.text.sentence_config import MODULES, TASKS, sentence_config
 
 HEADS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """Endings of architectures that have a head over the vocabulary; others are only the stack, or classify."""
 CLASSIFIES = "ForSequenceClassification"
-FILLS_IN = "ForMaskedLM"
 SPLADE = "SpladePooling"
 CLASSIFIER = "score.weight"
 """The matrix [labels, hidden] of such a model of a decoder's family, which reads the last token's row."""
@@ -47,7 +46,7 @@ ACTIVATIONS = {"Identity": "", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "
 IDENTITY = "Identity"
 OF_SCORES = ("", "Sigmoid", IDENTITY)
 """What may make scores of the logit of one class, by the end of torch's name: a sigmoid, or nothing."""
-TASKS = "config_sentence_transformers.json"
+CUT = "truncate_dim"
 ORDER = ("Transformer", "MLMTransformer", "Pooling", SPLADE, "Dense", "Normalize")
 """Modules that are built, each behind those before it; several of the same kind may follow each other."""
 IDLE = ("Dropout",)
@@ -61,13 +60,10 @@ def classifies(config: HfConfig) -> bool:
     return bool(config.texts(BY_TOKENS)) or any(name.endswith(CLASSIFIES) for name in config.texts("architectures"))
 
 
-def says_splade(folder: Path, config: HfConfig) -> bool:
-    """Whether vectors of `folder` are sparse: its modules.json says so, or there is none and its architecture fills in
-    masked tokens."""
-    modules = _json(folder / "modules.json", list)
-    if modules is None:
-        return any(name.endswith(FILLS_IN) for name in config.texts("architectures"))
-    return any(isinstance(each, dict) and str(each.get("type")).endswith(SPLADE) for each in modules)
+def says_splade(folder: Path) -> bool:
+    """Whether the modules.json of `folder` says that its vectors are sparse."""
+    modules = _json(folder / MODULES, list) or []
+    return any(isinstance(each, dict) and str(each.get("type")).rpartition(".")[2] == SPLADE for each in modules)
 
 
 def read_pooling(
@@ -83,6 +79,7 @@ def read_pooling(
         made = msgspec.structs.replace(made, kind="splade", width=vocabulary, normalize=False)
     if folder.is_dir():
         made = _modules(folder, _tasks(folder, made))
+        made = msgspec.structs.replace(made, cut=0 if made.kind == "splade" else min(made.cut, made.width))
     if classifies(config):
         found = _classes(config, made, "cls" if encoder else "last", _activation(folder, config))
         return msgspec.structs.replace(found, pairs=encoder)
@@ -96,7 +93,8 @@ def _classes(config: HfConfig, made: Pooling, usual: PoolingKind, activation: st
     if tokens := config.texts(BY_TOKENS):
         if len(tokens) != 2:
             raise config.fail(BY_TOKENS, f"names {len(tokens)} tokens, needs those of no and yes")
-        return msgspec.structs.replace(made, kind="last", width=1, normalize=False, labels=tokens[1:], several=True)
+        return msgspec.structs.replace(made, kind="last", width=1, cut=0, normalize=False, labels=tokens[1:],
+                                           several=True)  # fmt: skip
     named = config.raw.get("id2label")
     labels = named if isinstance(named, dict) else {}
     count = len(labels) or config.integer("num_labels", 2, high=1 << 16)
@@ -108,6 +106,7 @@ def _classes(config: HfConfig, made: Pooling, usual: PoolingKind, activation: st
         kind=_classified(config, usual),
         width=count,
         normalize=False,
+        cut=0,
         labels=tuple(str(labels.get(str(i), f"LABEL_{i}")) for i in range(count)),
         several=count == 1 or config.text("problem_type", "") == "multi_label_classification",
         raw=activation == IDENTITY,
@@ -131,7 +130,7 @@ def _activation(folder: Path, config: HfConfig) -> str:
 
     Folders with modules.json say it in config_sentence_transformers.json, others in config.json.
     """
-    of_modules = _json(folder / TASKS, dict) if (folder / "modules.json").is_file() else None
+    of_modules = _json(folder / TASKS, dict) if (folder / MODULES).is_file() else None
     own = config.raw.get("sentence_transformers")
     said = (
         (of_modules or {}).get("activation_fn"),
@@ -147,18 +146,21 @@ def _tasks(folder: Path, made: Pooling) -> Pooling:
     found = own.get("prompts")
     prompts = {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
     usual = own.get("default_prompt_name")
-    longest = sentence_config(folder).get("max_seq_length")
+    longest, cut = sentence_config(folder).get("max_seq_length"), own.get(CUT)
+    if cut is not None and (type(cut) is not int or cut < 1):
+        raise ModelError(f"{folder / TASKS}: {CUT} must be a number of at least 1")
     return msgspec.structs.replace(
         made,
         prompts=prompts,
         prompt=usual if isinstance(usual, str) and usual in prompts else "",
         longest=longest if type(longest) is int and longest > 0 else 0,
+        cut=cut or 0,
     )
 
 
 def _modules(folder: Path, made: Pooling) -> Pooling:
     """Read modules.json: a transformer, a pooling, dense layers, perhaps a division by the length."""
-    modules = _json(folder / "modules.json", list)
+    modules = _json(folder / MODULES, list)
     if modules is None:
         return made
     kind: PoolingKind | None = None
@@ -187,6 +189,8 @@ def _modules(folder: Path, made: Pooling) -> Pooling:
         elif name == "Dense":
             dense.append(_dense(folder, path))
     width, normalize = dense[-1].width if dense else made.width, last == "Normalize"
+    if made.kind == "splade" and (kind or dense or normalize):
+        refused = refused or f"its modules.json has other poolings or layers beside its {SPLADE!r}, which is not built"
     return msgspec.structs.replace(
         made,
         kind=kind or made.kind,

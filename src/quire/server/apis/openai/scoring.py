@@ -17,7 +17,15 @@ from quire.core.options.fields import about
 from quire.core.options.ranges import check_ranges, within
 from quire.core.pooling import Pooling
 from quire.core.request import random_id
-from quire.features.pooling.edge_embedding import Vector, check_scores, cosine, relevance, task_prompt, vector_of
+from quire.features.pooling.edge_embedding import (
+    Vector,
+    check_scores,
+    cosine,
+    relevance,
+    task_prompt,
+    usual_vector,
+    vector_of,
+)
 from quire.server.apis.openai.prompts import encode_pairs, encode_prompts, encode_shortened, shortened_texts
 from quire.server.apis.openai.vectors import (
     Answers,
@@ -183,7 +191,7 @@ class Pairs:
         if self.fit:
             ids = await encode_shortened(service, given, service.engine.info.max_model_len, self.last)
         found = await answers(service, request, body, Given(ids if self.fit else given, arrival, self.name))
-        rows: list[Vector] = [vector_of(output) for _, output in found]
+        rows: list[Vector] = [usual_vector(pooling, output) for _, output in found]
         return found, [cosine(a, b) for a, b in zip(rows[:count] * self.copies, rows[count:], strict=True)]
 
     async def _classified(

@@ -10,7 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
-from quire.features.pooling.edge_embedding import PoolingParams, cosine, embedding, task_prompt, vector_of
+from quire.features.pooling.edge_embedding import (
+    PoolingParams,
+    cosine,
+    embedding,
+    task_prompt,
+    usual_vector,
+    vector_of,
+)
 from quire.features.pooling.edge_sparse import check_sparse, filled, sparse_of
 from quire.server.apis.openai.prompts import encode_prompts
 from quire.server.apis.openai.vectors import (
@@ -113,7 +120,7 @@ async def similarity(service: Service, request: Request) -> Response:
     found = await answers(service, request, VectorFields(), given)
 
     def written() -> bytes:
-        source, *others = (vector_of(output) for _, output in found)
+        source, *others = (usual_vector(pooling, output) for _, output in found)
         return msgspec.json.encode([cosine(source, other) for other in others])
 
     return JsonResponse(await off_loop(ROW_BYTES * len(found), written))
