@@ -82,12 +82,13 @@ def test_weights_of_the_vocabulary_stay(tmp_path: Path) -> None:
             assert whole.any(1).all() and whole[0] @ whole[1] / np.prod(np.linalg.norm(whole, axis=1)) > 0.99
 
 
-def test_a_file_of_sparse_vectors_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bert", "eurobert"])
+def test_a_file_of_sparse_vectors_is_refused(name: str, tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
-    write_splade(source, "bert")
+    write_splade(source, name)
     write_tokenizer(source)
-    with pytest.raises(ConfigError, match="SPLADE"):
+    with pytest.raises(ConfigError, match="SPLADE's head and pooling have no place in GGUF; keep the folder"):
         made(tmp_path / "out", {"kind": "quantize", "method": "gguf", "format": "Q8_0"}, source=str(source))
     assert not (tmp_path / "out").exists()
 

@@ -27,7 +27,7 @@ from quire.compress.layouts.gguf_assistants import (
 from quire.compress.layouts.gguf_facts import facts_of, same, same_turns, whole_rope
 from quire.compress.layouts.gguf_images import decoders_of, images_file, write_images
 from quire.compress.layouts.gguf_pieces import Piece, lists_of, pieces_of, shape_of
-from quire.compress.layouts.gguf_pooled import pooled_facts, pooled_tensors
+from quire.compress.layouts.gguf_pooled import check_dense, pooled_facts, pooled_tensors
 from quire.compress.layouts.gguf_values import Values
 from quire.compress.layouts.gguf_vocab import vocabulary
 from quire.core.errors import ConfigError, ModelError
@@ -91,6 +91,7 @@ def write_gguf(
     opened = open_source(str(folder))
     if opened.folder.is_file():
         raise ConfigError(f"{folder} is a GGUF file; give the folder it was made of")
+    check_dense(opened)
     important = None if imatrix is None else read_imatrix(imatrix)
     writer = _Writer(opened, *_architecture(opened), kind, weights, kinds, important or {}, str(imatrix))
     if important and not important.keys() & {piece.name for piece in writer.pieces}:

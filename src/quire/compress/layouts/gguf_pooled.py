@@ -19,6 +19,12 @@ Tensors = dict[str, np.ndarray[Any, Any]]
 OF_KIND = {ours: number for number, ours in KINDS.items()}
 
 
+def check_dense(opened: ModelHeaders) -> None:
+    """`ConfigError` for a model of sparse vectors, of whose head some parts may have names in the format."""
+    if opened.pooling.kind == "splade":
+        raise ConfigError(f"{opened.folder}: SPLADE's head and pooling have no place in GGUF; keep the folder")
+
+
 def pooled_tensors(opened: ModelHeaders, own: Architecture) -> Tensors:
     """The matrices and vectors behind pooled rows, f32 by their names; `ConfigError` where the format has no place for
     one."""
