@@ -6,11 +6,13 @@
 Models: `pydoc`, the embedded one, on the text it was not trained on (that of `quire eval`); `random`, a Llama of the
 width of llama-1b with random weights, --layers deep, on random tokens; `outlier`, the same function with one channel of
 each norm's output 300 times larger and the columns that read it 300 times smaller, as trained models have such channels
-(Dettmers et al. 2022, LLM.int8(), https://arxiv.org/abs/2208.07339).
+(Dettmers et al. 2022, LLM.int8(), https://arxiv.org/abs/2208.07339); `smollm2`, SmolLM2-135M-Instruct, on prose, code
+and dialogue, a window of 2,048 tokens of each (smollm2.py says what its float32 weights are).
 
 KL(float32 || format) in nats, mean over positions; float32 is quire's, and "llama.cpp f32" shows that both engines
 compute the same model. Formats run as they are served: quire's with bf16 embedding, norms and KV cache; llama.cpp's
-from files that its own quantizer makes of the same float32 weights, with its f16 KV cache. MB: weights in memory (an
+from files that its own quantizer makes of the same float32 weights, with its f16 KV cache. "f32, X KV": float32 weights
+with keys and values in X. MB: weights in memory (an
 embedding tied to a quantized head counts twice), or the file.
 """
 
@@ -29,11 +31,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.common.results import RESULTS, ROOT, parser_of
+from benchmarks.compress import smollm2
 from quire.bench.quality import heldout_texts
 from quire.bench.suite.engines import FOREIGN
 from quire.bench.suite.environments import environment
 from quire.bench.suite.foreign.shapes import MATRICES, SHAPES, shape_of, write_tokenizer
 from quire.bench.suite.process import Command, Process
+from quire.compress.pipelines.recipe_runner import compress
+from quire.compress.recipes.parser import recipe_of
 from quire.core.config import flat_config
 from quire.core.errors import QuireError
 from quire.core.params import SamplingParams
@@ -43,8 +48,10 @@ from quire.ops.arrays import to_torch
 from quire.text.tokenizer import Tokenizer
 
 WINDOW = 256
+ROWS = 256
+"""Positions whose distributions are compared at a time."""
 PYDOC = ROOT / "src" / "quire" / "assets" / "pydoc"
-MODELS = ["pydoc", "random", "outlier"]
+MODELS = ["pydoc", "random", "outlier", "smollm2"]
 OUTLIER = 300.0
 CHANNEL = 100
 
@@ -56,19 +63,34 @@ def loaded_as(quantization: str, group: int, activations: str = "auto") -> dict[
 
 QUIRE: dict[str, dict[str, Any]] = {
     "bf16": {"dtype": "bfloat16"},
-    **{f"int8 g{g}": loaded_as("int8", g) for g in (32, 128)},
+    "bf16, 12 bits": {"dtype": "bfloat16", "bf16_bits": 12},
+    "f16": {"dtype": "float16"},
+    **{f"int8 g{g}": loaded_as("int8", g) for g in (32, 64, 128)},
     **{f"int4 g{g}": loaded_as("int4", g) for g in (32, 64, 128)},
     **{f"{name} g32": loaded_as(name, 32) for name in ("nf4", "mxfp4")},
     **{f"{name} g32 a16": loaded_as(name, 32, "int16") for name in ("int8", "int4", "nf4")},
-    **{f"f32, {kind} KV": {"dtype": "float32", "kv_cache_dtype": kind} for kind in ("bfloat16", "int8", "fp8")},
+    **{
+        f"f32, {kind} KV": {"dtype": "float32", "kv_cache_dtype": kind}
+        for kind in ("bfloat16", "float16", "int8", "fp8")
+    },
 }
 """Label -> options; a16: activations rounded to 16 instead of 8 bits."""
-FILES = {f"quire {name}": name for name in ("q4_k_m", "q5_k_m", "q6_k", "q3_k_m", "iq4_xs")}
+GGUF = (
+    "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0", "q4_k_m", "q4_k_s", "q4_1", "q4_0", "iq4_nl",
+    "iq4_xs", "mxfp4", "nvfp4", "q3_k_l", "q3_k_m", "q3_k_s", "iq3_s", "q2_k",
+)  # fmt: skip
+"""Formats of files that llama.cpp's quantizer makes."""
+FILES = {f"quire {name}": name for name in GGUF}
 """Label -> the file of llama.cpp's quantizer that quire reads as it is."""
-LLAMA_CPP = {
-    "llama.cpp f32": None,
-    **{f"llama.cpp {name}": name for name in ("bf16", "q8_0", "q4_0", *FILES.values())},
+WRITTEN = {f"quire compress {name}": name for name in
+           ("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "Q3_K", "Q2_K")}  # fmt: skip
+"""Label -> format of the file that `quire compress --quantize gguf` makes of the same weights, and quire reads."""
+LLAMA_CPP = {"llama.cpp f32": None, **{f"llama.cpp {name}": name for name in GGUF}}
+LLAMA_CPP_CACHES = {
+    f"llama.cpp f32, {kind} KV": kind for kind in ("bf16", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 }
+"""Label -> type of its keys and values beside float32 weights."""
+FORMATS = [*QUIRE, *FILES, *WRITTEN, *LLAMA_CPP, *LLAMA_CPP_CACHES]
 
 
 class Spy:
@@ -92,7 +114,8 @@ class Run(NamedTuple):
 
 def run_quire(model: Path, options: dict[str, Any], windows: list[list[int]]) -> Run:
     """Every window through the whole engine. Raises `QuireError` when the engine refuses the options."""
-    fixed: dict[str, Any] = {"enable_prefix_caching": False, "max_model_len": 512, "cache_packed": "off"}
+    longest = max(512, 1 + max(map(len, windows)))
+    fixed: dict[str, Any] = {"enable_prefix_caching": False, "max_model_len": longest, "cache_packed": "off"}
     engine = LocalEngine(flat_config(model=str(model), **fixed, **options))
     runner: Any = engine.engine.runner
     spy = runner.sampler = Spy(runner.sampler)
@@ -120,12 +143,22 @@ def gguf_file(work: Path, folder: Path, fmt: str | None) -> Path:
     return file
 
 
-def run_llama_cpp(work: Path, folder: Path, fmt: str | None, windows: list[list[int]]) -> Run:
-    """The same from llama.cpp, on such a file."""
+def compressed_file(folder: Path, fmt: str) -> Path:
+    """A file made by `quire compress` of the float32 weights in `folder`."""
+    out = folder.parent / f"{folder.name}-quire-{fmt}"
+    if not out.exists():
+        recipe = {"stage": [{"kind": "quantize", "method": "gguf", "format": fmt}]}
+        compress(str(folder), out, recipe_of(recipe, "the benchmark's recipe"), lambda _: None)
+    return next(out.glob("*.gguf"))
+
+
+def run_llama_cpp(work: Path, folder: Path, fmt: str | None, windows: list[list[int]], cache: str = "f16") -> Run:
+    """The same from llama.cpp, on such a file, with keys and values of type `cache`."""
     import numpy as np
 
     env, file = environment(work, "llama"), gguf_file(work, folder, fmt)
-    words = [env.python, str(FOREIGN / "peer_llama_cpp.py"), str(file), "2", "1"]
+    longest = str(max(512, *map(len, windows)))
+    words = [env.python, str(FOREIGN / "peer_llama_cpp.py"), str(file), "2", "1", longest, cache]
     process = Process("llama.cpp", Command(words, env.variables), work / "q.log")
     out = folder / "logits.npy"
     found = []
@@ -136,16 +169,24 @@ def run_llama_cpp(work: Path, folder: Path, fmt: str | None, windows: list[list[
     return Run(found, file.stat().st_size)
 
 
-def compare(exact: list[Tensor], found: list[Tensor]) -> dict[str, float]:
-    """KL divergence (mean, 99th percentile of positions) and share of positions with the same most likely token."""
+def divergences(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(p || q) of each position of logits [n, vocabulary], and whether the most likely tokens are the same."""
     parts = []
-    same = 0
-    for p, q in zip(exact, found, strict=True):
-        a, b = p.log_softmax(-1), q.log_softmax(-1)
-        parts.append((a.exp() * (a - b)).sum(-1).clamp_min(0))
-        same += int((p.argmax(-1) == q.argmax(-1)).sum())
-    every = torch.cat(parts).double()
-    return {"kl": float(every.mean()), "kl_p99": float(every.quantile(0.99)), "top1": same / len(every)}
+    for at in range(0, len(p), ROWS):
+        a, b = (x[at : at + ROWS].log_softmax(-1) for x in (p, q))
+        parts.append((a.exp() * (a - b)).sum(-1).clamp_min(0).double())
+    return torch.cat(parts), p.argmax(-1) == q.argmax(-1)
+
+
+def summary(found: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """KL divergence (mean, 99th percentile of positions) and share of positions with the same most likely token."""
+    kl, same = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return {"kl": float(kl.mean()), "kl_p99": float(kl.quantile(0.99)), "top1": float(same.double().mean())}
+
+
+def compare(exact: list[Tensor], found: list[Tensor]) -> dict[str, float]:
+    """`summary` of all windows."""
+    return summary([divergences(p, q) for p, q in zip(exact, found, strict=True)])
 
 
 def text_windows(count: int) -> list[list[int]]:
@@ -211,22 +252,39 @@ def write_model(name: str, folder: Path, layers: int) -> dict[str, Any]:
 
 def measure(args: argparse.Namespace, name: str, folder: Path) -> Iterable[dict[str, Any]]:
     """A row for every format of one model. A format that this model cannot have gives a row with the reason."""
-    config = write_model(name, folder, args.layers)
-    windows = text_windows(args.windows) if name == "pydoc" else random_windows(args.windows, config["vocab_size"])
+    named: dict[str, list[int]] = {}
+    if name == "smollm2":
+        folder = smollm2.float32_folder(args.work)
+        named = smollm2.texts(folder)
+        windows = [*named.values()]
+    else:
+        config = write_model(name, folder, args.layers)
+        windows = text_windows(args.windows) if name == "pydoc" else random_windows(args.windows, config["vocab_size"])
     exact = run_quire(folder, {"dtype": "float32", "kv_cache_dtype": "float32"}, windows).logits
     for label in args.format:
         row: dict[str, Any] = {"model": name, "format": label, "positions": sum(map(len, windows))}
         try:
-            if label in QUIRE:
-                found = run_quire(folder, QUIRE[label], windows)
-            elif label in FILES:
-                found = run_quire(gguf_file(args.work, folder, FILES[label]), {"dtype": "bfloat16"}, windows)
-            else:
-                found = run_llama_cpp(args.work, folder, LLAMA_CPP[label], windows)
+            found = run(args.work, folder, label, windows)
         except QuireError as error:
             yield row | {"refused": error.message}
-        else:
-            yield row | compare(exact, found.logits) | {"weight_bytes": found.nbytes}
+            continue
+        parts = [divergences(p, q) for p, q in zip(exact, found.logits, strict=True)]
+        row |= summary(parts) | {"weight_bytes": found.nbytes}
+        texts = {text: summary([part]) for text, part in zip(named, parts, strict=False)}
+        yield row | ({"texts": texts} if texts else {})
+
+
+def run(work: Path, folder: Path, label: str, windows: list[list[int]]) -> Run:
+    """Every window in the format `label`. Raises `QuireError` when an engine refuses it."""
+    if label in QUIRE:
+        return run_quire(folder, QUIRE[label], windows)
+    if label in FILES:
+        return run_quire(gguf_file(work, folder, FILES[label]), {"dtype": "bfloat16"}, windows)
+    if label in WRITTEN:
+        return run_quire(compressed_file(folder, WRITTEN[label]), {"dtype": "bfloat16"}, windows)
+    if label in LLAMA_CPP_CACHES:
+        return run_llama_cpp(work, folder, None, windows, LLAMA_CPP_CACHES[label])
+    return run_llama_cpp(work, folder, LLAMA_CPP[label], windows)
 
 
 class Kept:
@@ -238,11 +296,10 @@ class Kept:
 
     def add(self, row: dict[str, Any]) -> None:
         """Keep a row, in the file too."""
-        if row["model"] != "pydoc":
+        if row["model"] in ("random", "outlier"):
             row["layers"] = self.layers
         self.rows = [r for r in self.rows if (r["model"], r["format"]) != (row["model"], row["format"])] + [row]
-        order = [*QUIRE, *FILES, *LLAMA_CPP]
-        self.rows.sort(key=lambda r: (MODELS.index(r["model"]), order.index(r["format"])))
+        self.rows.sort(key=lambda r: (MODELS.index(r["model"]), FORMATS.index(r["format"])))
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text(json.dumps({"window": WINDOW, "rows": self.rows}, indent=1) + "\n")
 
@@ -253,7 +310,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     found = {(r["model"], r["format"]): r for r in rows if "kl" in r}
     lines = ["| format | " + " | ".join(f"{m}: KL | top-1 | MB" for m in models) + " |"]
     lines.append("|---" * (1 + 3 * len(models)) + "|")
-    for label in [*QUIRE, *FILES, *LLAMA_CPP]:
+    for label in FORMATS:
         cells = []
         for m in models:
             row = found.get((m, label))
@@ -268,9 +325,8 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     """Measure, print a line for each row, write JSON as soon as a row is there."""
     parser = parser_of(__doc__)
-    formats = [*QUIRE, *FILES, *LLAMA_CPP]
     parser.add_argument("--model", choices=MODELS, nargs="+", default=MODELS)
-    parser.add_argument("--format", choices=formats, nargs="+", default=formats)
+    parser.add_argument("--format", choices=FORMATS, nargs="+", default=FORMATS)
     parser.add_argument("--windows", type=int, default=16, help=f"windows of {WINDOW} tokens")
     parser.add_argument("--layers", type=int, default=2, help="layers of the random models")
     parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "quire-peers")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -151,8 +152,27 @@ def oneshot(modifiers: Callable[[], list[Any]], reads: bool) -> Callable[[Job], 
     return make
 
 
+def bitsandbytes() -> Methods:
+    """bitsandbytes: NF4 in blocks of 64, their scales quantized too."""
+    import torch
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    def make(job: Job) -> None:
+        four: dict[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+        config = BitsAndBytesConfig(**four, bnb_4bit_compute_dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            job.source, quantization_config=config, dtype=torch.float32, device_map="cpu"
+        )
+        model.save_pretrained(job.out)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(Path(job.source) / name, Path(job.out) / name)
+
+    return {"nf4": make}
+
+
 TOOLS: dict[str, Callable[[], Methods]] = {
     "quire": quire, "autoawq": autoawq, "gptqmodel": gptqmodel, "llmcompressor": llmcompressor,
+    "bitsandbytes": bitsandbytes,
 }  # fmt: skip
 
 

@@ -3,15 +3,17 @@
     python -m benchmarks.compress.tools                                   every method, beside every tool that has it
     python -m benchmarks.compress.tools --method gptq4_g64 --tool llmcompressor
     python -m benchmarks.compress.tools --rows 16 --length 128            a quick try
+    python -m benchmarks.compress.tools --model smollm2 --rows 32         methods of `SMOLLM2`, on a published model
     python -m benchmarks.compress.tools --table                           what --output holds, as Markdown
 
-The model is the embedded one, the calibration text the same token ids for all. Each tool runs in an environment of its
-own below --work, each method in a process of its own. KL(source || made) in nats a token and top-1 agreement are
-measured by quire for all of them alike, as `quire eval --against` does: the folder that was written is read in float32,
-over the modules of heldout.json. `seconds` are those of loading, compressing and writing, after the imports, `total`
-those of the process; `cpu` what processors worked for the former, which says something on a machine that is not idle.
-`peak` is of the process, `above` what it is over the memory after the imports. Groups are of 64 columns, as 704, which
-the model's MLP has, are no multiple of 128.
+The model is the embedded one, the calibration text the same token ids for all. `--model smollm2` takes SmolLM2-135M as
+smollm2.py has it in float32, calibrates on quire's general text, and measures on prose, code and dialogue. Each tool
+runs in an environment of its own below --work, each method in a process of its own. KL(source || made) in nats a token
+and top-1 agreement are measured by quire for all of them alike, as `quire eval --against` does: the folder that was
+written is read in float32, over the modules of heldout.json. `seconds` are those of loading, compressing and writing,
+after the imports, `total` those of the process; `cpu` what processors worked for the former, which says something on a
+machine that is not idle. `peak` is of the process, `above` what it is over the memory after the imports. Groups are of
+64 columns, as 704, which the model's MLP has, and 576, which SmolLM2 has, are no multiples of 128.
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.results import RESULTS, parser_of
-from quire.bench.quality import heldout_texts
+from benchmarks.compress import smollm2
+from quire.bench.quality import TEXT, heldout_texts
 from quire.bench.suite.environments import environment
 from quire.compress.evaluation.quality_measurement import compare
 from quire.compress.pipelines.recipe_runner import calibration_text
@@ -39,23 +42,25 @@ from quire.model.describe import describe
 from quire.model.disk.checkpoint import EMBEDDED
 
 HERE = Path(__file__).parent
-TOOLS = ("llmcompressor", "gptqmodel", "autoawq")
+TOOLS = ("llmcompressor", "gptqmodel", "autoawq", "bitsandbytes")
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Method:
-    """A stage of ours, and the tools that have the same. `layout`: of our files, auto = the method's."""
+    """A stage of ours, and the tools that have the same. `layout`: of our files, auto = the method's; `then`: stages
+    behind it."""
 
     stage: dict[str, Any]
     tools: tuple[str, ...] = ()
     layout: str = "auto"
+    then: tuple[dict[str, Any], ...] = ()
 
-    def recipe(self, rows: int, length: int, spill: bool = False) -> dict[str, Any]:
+    def recipe(self, rows: int, length: int, spill: bool = False, text: str = "python") -> dict[str, Any]:
         """Our recipe of it, calibrated with `rows` of `length` tokens, which `spill` to the disk between layers."""
         return {
-            "calibration": {"text": "python", "samples": rows, "length": length, "spill": spill},
-            "stage": [self.stage],
+            "calibration": {"text": text, "samples": rows, "length": length, "spill": spill},
+            "stage": [self.stage, *self.then],
             "output": {"layout": self.layout},
         }
 
@@ -64,6 +69,10 @@ def _quantize(method: str, **options: Any) -> dict[str, Any]:
     return {"kind": "quantize", "method": method, **options}
 
 
+RECOVERY = {
+    "kind": "recover", "method": "full", "data": [str(TEXT / "calibration.jsonl")], "steps": 60, "batch": 2,
+    "length": 256, "learning_rate": 5e-5,
+}  # fmt: skip
 METHODS = {
     "rtn4": Method(_quantize("rtn", bits=4, group_size=64), ("llmcompressor",)),
     "rtn8": Method(_quantize("rtn", bits=8, group_size=64), ("llmcompressor",)),
@@ -75,13 +84,19 @@ METHODS = {
     "fp8_dynamic": Method(_quantize("fp8", scales="dynamic"), ("llmcompressor",)),
     "fp8_static": Method(_quantize("fp8", scales="static"), ("llmcompressor",)),
     "sparsegpt": Method({"kind": "prune", "method": "sparsegpt", "pattern": "2:4"}, ("llmcompressor",)),
+    "sparsegpt_recovered": Method({"kind": "prune", "method": "sparsegpt", "pattern": "2:4"}, then=(RECOVERY,)),
     "wanda": Method({"kind": "prune", "method": "wanda", "pattern": "2:4"}, ("llmcompressor",)),
+    "nf4": Method(_quantize("nf4", block_size=64), ("bitsandbytes",)),
     "uniform4": Method(_quantize("gptq", bits=4, group_size=64, act_order=False), layout="compressed-tensors"),
     "mixed4": Method(_quantize("mixed", bits_per_weight=4.0, choices=[3, 4, 8], group_size=64)),
 }
-ABOVE = {"gptq4_g64": "rtn4", "awq4": "rtn4", "mixed4": "uniform4"}
+ABOVE = {"gptq4_g64": "rtn4", "awq4": "rtn4", "mixed4": "uniform4", "sparsegpt_recovered": "sparsegpt"}
 """Method -> one of its size that is to lose more. `uniform4` is what `mixed4` rounds by, and its layout, with the same
 bits in every layer."""
+SMOLLM2 = ("rtn4", "gptq4_g64", "gptq4_g32", "awq4", "sparsegpt", "sparsegpt_recovered", "nf4")
+"""Methods that are measured on it unless others are asked for."""
+MODELS = {"pydoc": tuple(name for name in METHODS if name not in ("sparsegpt_recovered", "nf4")), "smollm2": SMOLLM2}
+"""Model -> the methods that are measured on it where none is asked for."""
 COLUMNS = {
     "KL": ("kl", 1, ".5f"),
     "s": ("seconds", 1, ".1f"),
@@ -94,7 +109,9 @@ COLUMNS = {
 
 @dataclass
 class Bench:
-    """The source, the text and where things are; `rows` and `length`: of the calibration text, which ours may spill."""
+    """The source, the text and where things are; `rows` and `length`: of the calibration text, which ours may spill.
+
+    `text`: the name that recipes call it by."""
 
     work: Path
     rows: int
@@ -102,14 +119,22 @@ class Bench:
     folder: Path
     spill: bool = False
     texts: dict[str, str] = field(default_factory=lambda: heldout_texts(EMBEDDED))
+    model: str = "pydoc"
+    source: Path = EMBEDDED
+    text: str = "python"
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What recipes are told of the calibration text."""
+        return {"rows": self.rows, "length": self.length, "spill": self.spill, "text": self.text}
 
     def measured(self, method: str, tool: str) -> dict[str, Any]:
         """A row: what `tool` makes by `method`, in a process of its own."""
         out = self.folder / f"{method}-{tool}"
-        job: dict[str, Any] = {"source": str(EMBEDDED), "rows": str(self._rows()), "out": str(out), "method": method}
+        job: dict[str, Any] = {"source": str(self.source), "rows": str(self._rows()), "out": str(out), "method": method}
         python, variables = sys.executable, dict[str, str]()
         if tool == "quire":
-            job |= {"method": "compress", "recipe": METHODS[method].recipe(self.rows, self.length, self.spill)}
+            job |= {"method": "compress", "recipe": METHODS[method].recipe(**self.recipe)}
         else:
             env = environment(self.work, tool)
             python, variables = env.python, env.variables
@@ -121,7 +146,8 @@ class Bench:
                 env=os.environ | variables, stdout=subprocess.PIPE, stderr=errors,
             )  # fmt: skip
         total = time.perf_counter() - began
-        row: dict[str, Any] = {"method": method, "tool": tool, "rows": self.rows, "length": self.length}
+        row: dict[str, Any] = {"model": self.model, "method": method, "tool": tool}
+        row |= {"rows": self.rows, "length": self.length}
         if done.returncode:
             said = " ".join((done.stdout + log.read_text()).split()[-40:])
             return row | {"failed": f"code {done.returncode}: {said}"}
@@ -145,13 +171,13 @@ class Bench:
         """The file of calibration token ids."""
         path = self.folder / "rows.json"
         if not path.exists():
-            asked = recipe_of(METHODS["rtn4"].recipe(self.rows, self.length), "the benchmark's recipe")
-            path.write_text(json.dumps(calibration_text(EMBEDDED, asked).tokens))
+            asked = recipe_of(METHODS["rtn4"].recipe(**self.recipe), "the benchmark's recipe")
+            path.write_text(json.dumps(calibration_text(self.source, asked).tokens))
         return path
 
     def _quality(self, out: Path) -> dict[str, Any]:
-        configs = [_exact(folder) for folder in (EMBEDDED, out)]
-        models = [describe(str(folder), "auto") for folder in (EMBEDDED, out)]
+        configs = [_exact(folder) for folder in (self.source, out)]
+        models = [describe(str(folder), "auto") for folder in (self.source, out)]
         scratch = self.folder / "scratch"
         scratch.mkdir(exist_ok=True)
         found, _ = compare(configs[1], configs[0], models, self.texts, scratch)
@@ -178,18 +204,19 @@ class Kept:
         """Keep a row, in the file too."""
         self.rows = [r for r in self.rows if _key(r) != _key(row)] + [row]
         names = [*METHODS]
-        self.rows.sort(key=lambda r: (names.index(r["method"]), ("quire", *TOOLS).index(r["tool"])))
+        tools, models = ("quire", *TOOLS), [*MODELS]
+        self.rows.sort(key=lambda r: (models.index(r["model"]), names.index(r["method"]), tools.index(r["tool"])))
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text(json.dumps(self.rows, indent=1) + "\n")
 
 
-def _key(row: dict[str, Any]) -> tuple[str, str]:
-    return row["method"], row["tool"]
+def _key(row: dict[str, Any]) -> tuple[str, str, str]:
+    return row["model"], row["method"], row["tool"]
 
 
 def shown(row: dict[str, Any]) -> str:
     """A row as a line."""
-    begin = f"{row['method']:16} {row['tool']:14}"
+    begin = f"{row['model']:8} {row['method']:20} {row['tool']:14}"
     if "failed" in row:
         return f"{begin} failed: {row['failed']}"
     return (
@@ -203,18 +230,20 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     """Markdown: a line for each method and tool with our figures, theirs, and ours as a share of theirs; then a line
     for each method that is to beat a simpler one."""
     found = {_key(row): row for row in rows if "failed" not in row}
-    lines = ["| method | beside | " + " | ".join(COLUMNS) + " |", "|---" * (2 + len(COLUMNS)) + "|"]
-    for (name, tool), theirs in found.items():
-        ours = found.get((name, "quire"))
+    lines = ["| model | method | beside | " + " | ".join(COLUMNS) + " |", "|---" * (3 + len(COLUMNS)) + "|"]
+    for (model, name, tool), theirs in found.items():
+        ours = found.get((model, name, "quire"))
         if tool == "quire" or ours is None:
             continue
         cells = [_pair(ours[column], theirs[column], unit, form) for column, unit, form in COLUMNS.values()]
-        lines.append(f"| {name} | {tool} | " + " | ".join(cells) + " |")
-    for name, simple in ABOVE.items():
-        better, plain = found.get((name, "quire")), found.get((simple, "quire"))
-        if plain is not None and better is not None:
-            sizes = _pair(better["bytes"], plain["bytes"], MIB, ".2f")
-            lines.append(f"\n{name} beside {simple}: KL {_pair(better['kl'], plain['kl'], 1, '.5f')}, MiB {sizes}")
+        lines.append(f"| {model} | {name} | {tool} | " + " | ".join(cells) + " |")
+    for model in MODELS:
+        for name, simple in ABOVE.items():
+            better, plain = found.get((model, name, "quire")), found.get((model, simple, "quire"))
+            if plain is not None and better is not None:
+                sizes = _pair(better["bytes"], plain["bytes"], MIB, ".2f")
+                kl = _pair(better["kl"], plain["kl"], 1, ".5f")
+                lines.append(f"\n{model}, {name} beside {simple}: KL {kl}, MiB {sizes}")
     return lines
 
 
@@ -226,7 +255,8 @@ def _pair(ours: float, theirs: float, unit: int, form: str) -> str:
 def main() -> None:
     """Measure, print a line for each row, write JSON as soon as a row is there."""
     parser = parser_of(__doc__)
-    parser.add_argument("--method", choices=METHODS, nargs="+", default=[*METHODS])
+    parser.add_argument("--model", choices=MODELS, default="pydoc")
+    parser.add_argument("--method", choices=METHODS, nargs="+", help="all that are measured on the model")
     parser.add_argument("--tool", choices=["quire", *TOOLS], nargs="+", default=["quire", *TOOLS])
     parser.add_argument("--rows", type=int, default=256, help="rows of calibration text")
     parser.add_argument("--length", type=int, default=512, help="tokens of a row")
@@ -241,8 +271,12 @@ def main() -> None:
         args.work.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=args.work) as folder:
             bench = Bench(args.work, args.rows, args.length, Path(folder), args.spill)
+            if args.model == "smollm2":
+                source = smollm2.float32_folder(args.work)
+                told = {"texts": smollm2.strings(source), "model": args.model, "source": source, "text": "general"}
+                bench = replace(bench, **told)
             bench.texts = dict(list(bench.texts.items())[: args.texts or None])
-            for method in args.method:
+            for method in args.method or MODELS[args.model]:
                 for tool in (t for t in ("quire", *METHODS[method].tools) if t in args.tool):
                     row = bench.measured(method, tool)
                     kept.add(row)

@@ -33,6 +33,7 @@ import python_names
 import real_weights_page
 import routes
 import shown
+import smollm2
 import sources
 
 MADE: dict[str, Callable[[], str]] = {
@@ -49,6 +50,12 @@ MADE: dict[str, Callable[[], str]] = {
     "family counts": families_page.counts,
     "every family": families_page.every_family,
     "catalog": known_models.every_model,
+    "smollm2 formats": smollm2.at_load,
+    "smollm2 files": smollm2.same_files,
+    "smollm2 written files": smollm2.written,
+    "smollm2 caches": smollm2.caches,
+    "smollm2 compressions": smollm2.compressions,
+    "smollm2 drafts": smollm2.drafts,
     "formats of files": formats.of_files,
     "devices": devices.planned,
     "formats made at load": formats.made_at_load,

@@ -14,10 +14,11 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 pytest.importorskip("gguf")
 
 from gguf import GGMLQuantizationType as Type
+from gguf import GGUFWriter
 
 from foreign_weights import awq, compressed_config, dequantize, gptq, packed, quantize, replace_linears
 from gguf_families import FAMILIES, WIDE
-from gguf_models import write_gguf
+from gguf_models import TEMPLATE, add_vocabulary, write_gguf
 from gguf_written import write_folder
 from hidden_rows import hide_rows
 from model_variants import BORROWED
@@ -27,11 +28,13 @@ from oracle import edit_config, write
 from paged_model import TOLERANCE
 from quire.compress.checkpoint.dequantized import FusedSource
 from quire.compress.checkpoint.net import Net
+from quire.compress.checkpoint.writer import copy_tokenizer_files
 from quire.compress.layouts.gguf import write_gguf as write_as_gguf
 from quire.core.errors import ModelError
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import Checkpoint
 from quire.model.disk.renamed_tensors import Rewritten
+from quire.text.template import read_templates
 
 
 @pytest.mark.sampled(5)
@@ -46,6 +49,34 @@ def test_gguf_files_become_folders(name: str, tmp_path: Path) -> None:
         assert error(oracle_logits(read_back(tmp_path / "out", family), tokens), want) <= TOLERANCE
         assert error(Net.open(str(tmp_path / "out")).logits(tokens), want) <= TOLERANCE
     assert (tmp_path / "out" / "tokenizer.json").is_file()
+    assert read_templates(tmp_path / "out")[0] == {"default": TEMPLATE}
+
+
+def write_templates(path: Path, *names: str) -> None:
+    """A file of a vocabulary and chat templates of these names, beside the default one."""
+    writer = GGUFWriter(path, "llama")
+    add_vocabulary(writer, 99)
+    for name in names:
+        writer.add_string(f"tokenizer.chat_template.{name}", f"{name} {{{{ messages }}}}")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
+def test_named_chat_templates_of_gguf_files_become_files(tmp_path: Path) -> None:
+    write_templates(tmp_path / "model.gguf", "rag", "tool_use")
+    (tmp_path / "out").mkdir()
+    copy_tokenizer_files(tmp_path / "model.gguf", tmp_path / "out")
+    held = {"default": TEMPLATE} | {name: f"{name} {{{{ messages }}}}" for name in ("rag", "tool_use")}
+    assert read_templates(tmp_path / "out")[0] == held
+
+
+def test_a_chat_template_of_a_gguf_file_stays_in_its_folder(tmp_path: Path) -> None:
+    write_templates(tmp_path / "model.gguf", "../../elsewhere")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ModelError, match="elsewhere"):
+        copy_tokenizer_files(tmp_path / "model.gguf", tmp_path / "out")
+    assert not list(tmp_path.rglob("elsewhere*"))
 
 
 def test_a_file_of_stacks_that_run_in_turns_becomes_a_folder(tmp_path: Path) -> None:

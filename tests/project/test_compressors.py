@@ -19,8 +19,8 @@ def compressors(monkeypatch: pytest.MonkeyPatch) -> Any:
 def row(method: str, tool: str, kl: float) -> dict[str, Any]:
     """A row as `Bench.measured` makes it."""
     mib = 1 << 20
-    return {"method": method, "tool": tool, "kl": kl, "top1": 0.9, "seconds": 10 * kl, "cpu": 20 * kl, "total": 9.0,
-            "peak": 300 * mib, "above": 50 * mib, "bytes": 5 * mib}  # fmt: skip
+    return {"model": "pydoc", "method": method, "tool": tool, "kl": kl, "top1": 0.9, "seconds": 10 * kl, "cpu": 20 * kl,
+            "total": 9.0, "peak": 300 * mib, "above": 50 * mib, "bytes": 5 * mib}  # fmt: skip
 
 
 def test_the_table_sets_ours_beside_theirs(compressors: Any, tmp_path: Path) -> None:
@@ -29,15 +29,17 @@ def test_the_table_sets_ours_beside_theirs(compressors: Any, tmp_path: Path) -> 
     kept.add(row("gptq4_g64", "llmcompressor", 0.5))  # measured again
     kept.add(row("gptq4_g64", "quire", 0.25))
     kept.add(row("rtn4", "quire", 1.0))
-    kept.add({"method": "rtn4", "tool": "llmcompressor", "failed": "code 1"})
+    kept.add({"model": "pydoc", "method": "rtn4", "tool": "llmcompressor", "failed": "code 1"})
+    kept.add(row("rtn4", "quire", 7.0) | {"model": "smollm2"})  # another model's row takes no other's place
     assert [(r["method"], r["tool"]) for r in compressors.Kept(tmp_path / "rows.json").rows] == [
-        ("rtn4", "quire"), ("rtn4", "llmcompressor"), ("gptq4_g64", "quire"), ("gptq4_g64", "llmcompressor")
+        ("rtn4", "quire"), ("rtn4", "llmcompressor"), ("gptq4_g64", "quire"), ("gptq4_g64", "llmcompressor"),
+        ("rtn4", "quire"),
     ]  # fmt: skip
     lines = compressors.table(kept.rows)
     assert lines[2:] == [
-        "| gptq4_g64 | llmcompressor | 0.25000 / 0.50000 = 0.50 | 2.5 / 5.0 = 0.50 | 5.0 / 10.0 = 0.50 | "
+        "| pydoc | gptq4_g64 | llmcompressor | 0.25000 / 0.50000 = 0.50 | 2.5 / 5.0 = 0.50 | 5.0 / 10.0 = 0.50 | "
         "300 / 300 = 1.00 | 50 / 50 = 1.00 |",
-        "\ngptq4_g64 beside rtn4: KL 0.25000 / 1.00000 = 0.25, MiB 5.00 / 5.00 = 1.00",
+        "\npydoc, gptq4_g64 beside rtn4: KL 0.25000 / 1.00000 = 0.25, MiB 5.00 / 5.00 = 1.00",
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,16 +16,18 @@ import torch
 from torch import Tensor
 
 from quire.compress.checkpoint.tensors import LazyTensors
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, ModelError
 from quire.core.files import sync, sync_tree
 from quire.text.gguf_tokenizer import read_tokenizer
 from quire.text.sentence_config import sentence_files
 
 SHARD_BYTES = 4 << 30
+TEMPLATES = "additional_chat_templates"
+"""Folder of the chat templates that have names."""
 TOKENIZER_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
-    "chat_template.json", "additional_chat_templates",
+    "chat_template.json", TEMPLATES,
 )  # fmt: skip
 """What lies beside the weights and says how text goes in and comes out, where a folder has it."""
 SAFETENSORS = {
@@ -94,11 +97,17 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def copy_tokenizer_files(source: Path, folder: Path) -> None:
     """Copy the tokenizer, chat templates, generation config and modules of vectors of `source`; of a GGUF file, write
-    its vocabulary."""
+    its vocabulary and chat templates."""
     if source.is_file():
-        tokenizer, special, *_ = read_tokenizer(source)
-        tokenizer.save(str(folder / "tokenizer.json"))
-        write_json(folder / "tokenizer_config.json", special)
+        held = read_tokenizer(source)
+        held.backend.save(str(folder / "tokenizer.json"))
+        write_json(folder / "tokenizer_config.json", held.named)
+        for name, text in held.templates.items():
+            if not re.fullmatch(r"[\w.-]+", name):
+                raise ModelError(f"{source}: the chat template {name!r} cannot be a file of that name; rename it")
+            path = folder / ("chat_template.jinja" if name == "default" else f"{TEMPLATES}/{name}.jinja")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
         return
     for name in (*TOKENIZER_FILES, *sentence_files(source), *(path.name for path in source.glob("*.tiktoken"))):
         if (source / name).is_dir():

@@ -123,11 +123,15 @@ def taps_of(spec: ModelSpec) -> Taps:
 
 
 def frequent(rows: list[list[int]], vocab_size: int) -> Tensor:
-    """The tokens [n] that `rows` have most often, ascending; all of a small vocabulary."""
+    """The tokens [n] that `rows` have, ascending, the most frequent where they are many; all of a small vocabulary.
+
+    Tokens that the text lacks are not worth their share of the head (FR-Spec, Zhao et al. 2025).
+    """
     if vocab_size <= MOST_KNOWN:
         return torch.arange(vocab_size)
     counts = torch.bincount(torch.tensor(rows).flatten(), minlength=vocab_size)
-    return counts.argsort(descending=True, stable=True)[:MOST_KNOWN].sort().values
+    known = min(MOST_KNOWN, int((counts > 0).sum()))
+    return counts.argsort(descending=True, stable=True)[:known].sort().values
 
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """llama.cpp as a measured process, driven through llama-cpp-python's low-level calls in an environment of its own.
 
-python peer_llama_cpp.py MODEL.gguf THREADS [SEQUENCES [CONTEXT]]   the protocol, and `logits` of its answers
+python peer_llama_cpp.py MODEL.gguf THREADS [SEQUENCES [CONTEXT [CACHE]]]   the protocol, and `logits` of its answers
 python peer_llama_cpp.py first MODEL.gguf THREADS               load, compute a token, say so
 python peer_llama_cpp.py quantize IN.gguf OUT.gguf FORMAT      by llama.cpp's own rules; FORMAT is a key of FORMATS
 """
@@ -20,15 +20,33 @@ from protocol import Item, run_load, serve
 CONTEXT = ROWS = 512
 PROMPT = (5, 6, 7)
 FORMATS = {
+    "f16": 1,
     "q4_0": 2,
+    "q4_1": 3,
     "q8_0": 7,
+    "q5_0": 8,
+    "q5_1": 9,
+    "q2_k": 10,
+    "q3_k_s": 11,
     "q3_k_m": 12,
+    "q3_k_l": 13,
+    "q4_k_s": 14,
     "q4_k_m": 15,
+    "q5_k_s": 16,
     "q5_k_m": 17,
     "q6_k": 18,
+    "iq4_nl": 25,
+    "iq3_s": 26,
     "iq4_xs": 30,
     "bf16": 32,
+    "mxfp4": 7,
+    "nvfp4": 7,
 }  # enum llama_ftype
+"""Format -> what all matrices get by llama.cpp's rules, except for those of `LAYERS`."""
+LAYERS = {"mxfp4": 39, "nvfp4": 40}  # enum ggml_type
+"""Format -> type of the matrices of the layers, for formats that its rules give to experts alone."""
+CACHES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}  # enum ggml_type
+"""Types of keys and values, as -ctk and -ctv of its server name them."""
 SILENT = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 
@@ -47,7 +65,9 @@ class LlamaCppPeer:
     at most, and a sequence that is done leaves its place to the next.
     """
 
-    def __init__(self, path: str, threads: int, sequences: int = 32, context: int = CONTEXT) -> None:
+    def __init__(
+        self, path: str, threads: int, sequences: int = 32, context: int = CONTEXT, cache: str = "f16"
+    ) -> None:
         llama_cpp.llama_backend_init()
         llama_cpp.llama_log_set(SILENT, ctypes.c_void_p(0))
         self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
@@ -56,6 +76,7 @@ class LlamaCppPeer:
         options.n_batch = options.n_ubatch = 512
         options.n_seq_max = sequences
         options.n_threads = options.n_threads_batch = threads
+        options.type_k = options.type_v = CACHES[cache]
         options.no_perf = True
         self.context = llama_cpp.llama_init_from_model(self.model, options)
         if not self.context:
@@ -108,12 +129,16 @@ class LlamaCppPeer:
     def logits(self, tokens: list[int], out: str) -> float:
         """Write the logits f32 [len(tokens), vocabulary] after every token; tokens/s."""
         self.clear()
-        started = time.perf_counter()
-        self.compute([(token, i, 0, True) for i, token in enumerate(tokens)])
-        rate = len(tokens) / (time.perf_counter() - started)
-        values = llama_cpp.llama_get_logits(self.context)
-        np.save(out, np.ctypeslib.as_array(values, (len(tokens), self.width)))
-        return rate
+        found, spent = np.empty((len(tokens), self.width), np.float32), 0.0
+        for at in range(0, len(tokens), ROWS):
+            part = tokens[at : at + ROWS]
+            started = time.perf_counter()
+            self.compute([(token, i, 0, True) for i, token in enumerate(part, at)])
+            spent += time.perf_counter() - started
+            values = llama_cpp.llama_get_logits(self.context)
+            found[at : at + ROWS] = np.ctypeslib.as_array(values, (len(part), self.width))
+        np.save(out, found)
+        return len(tokens) / spent
 
     def load(self, items: list[list[Any]], most: int) -> dict[str, Any]:
         """See `protocol.run_load`."""
@@ -163,6 +188,9 @@ def quantize(source: str, out: str, fmt: str) -> None:
     options = llama_cpp.llama_model_quantize_default_params()
     options.ftype = FORMATS[fmt]
     options.nthread = 2
+    if fmt in LAYERS:
+        kinds = [(b"blk.*weight", LAYERS[fmt]), (None, 0)]
+        options.tt_overrides = (llama_cpp.llama_model_tensor_override * len(kinds))(*kinds)
     code = llama_cpp.llama_model_quantize(source.encode(), out.encode(), ctypes.byref(options))
     if code:
         raise RuntimeError(f"llama_model_quantize returned {code}")
@@ -186,7 +214,9 @@ def main() -> None:
     if sys.argv[1] == "quantize":
         quantize(*sys.argv[2:5])
         return
-    serve(LlamaCppPeer(sys.argv[1], *map(int, sys.argv[2:5])))
+    path, threads, *given = sys.argv[1:]
+    sequences, context, cache = given + ["32", str(CONTEXT), "f16"][len(given) :]
+    serve(LlamaCppPeer(path, int(threads), int(sequences), int(context), cache))
 
 
 if __name__ == "__main__":
