@@ -70,6 +70,7 @@ MADE: dict[str, Callable[[], str]] = {
     "transcriptions": peers_of_encoders.transcriptions,
     "real vectors": real_weights_page.vectors,
     "real speech": real_weights_page.speech,
+    "real silence": real_weights_page.silence,
 }
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 WHOLE: dict[str, Callable[[], str]] = {

@@ -60,7 +60,8 @@ def read_audio(data: bytes, limits: AudioLimits = AudioLimits()) -> Samples:
         with reader.SoundFile(io.BytesIO(data)) as file:
             return _decoded(file, limits)
     except (reader.SoundFileError, ValueError, OverflowError, MemoryError) as error:
-        raise BadRequest(f"the audio cannot be read: {str(error)[:_TOLD] or type(error).__name__}") from None
+        told = getattr(error, "error_string", "") or str(error)  # the whole message names an object of this process
+        raise BadRequest(f"the audio cannot be read: {told[:_TOLD] or type(error).__name__}") from None
 
 
 def read_audio_file(path: str | Path, limits: AudioLimits = AudioLimits()) -> Samples:
