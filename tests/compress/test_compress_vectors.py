@@ -8,11 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from encoder_models import say_splade, write_encoder, write_splade, write_tokenizer
-from net_checks import made
+from net_checks import error, made, random_tokens
+from paged_model import TOLERANCE
 from quire import LLM
+from quire.cli.app import app
+from quire.compress.checkpoint.net import Net
 from quire.core.errors import ConfigError
 from quire.model.describe import open_model
 from quire.ops.native import load_native
@@ -66,20 +70,39 @@ def test_vectors_are_pooled_as_before(layout: str, tmp_path: Path) -> None:
     assert [path.name for path in (out / "2_Dense").iterdir()] and (out / "3_Normalize").is_dir()
 
 
-def test_weights_of_the_vocabulary_stay(tmp_path: Path) -> None:
-    source = tmp_path / "in"
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert"])
+def test_weights_of_the_vocabulary_stay(name: str, tmp_path: Path) -> None:
+    source, tokens = tmp_path / "in", random_tokens(2, 9)
     source.mkdir()
-    write_splade(source, "bert")
+    model = write_splade(source, name)
     write_tokenizer(source)
     say_splade(source, pooling_strategy="sum")
+    with torch.no_grad():
+        assert error(Net.open(str(source)).logits(tokens), model(tokens).logits) <= TOLERANCE
     out = made(tmp_path / "out", RTN, source=str(source))
-    assert open_model(str(out)).pooling == open_model(str(source)).pooling
-    with llm_of(source) as before, llm_of(out) as after:
-        for one, other in zip(before.embed_sparse(TEXTS), after.embed_sparse(TEXTS), strict=True):
-            whole = np.zeros((2, 99))
-            for row, each in zip(whole, (one.outputs, other.outputs), strict=True):
-                row[each.indices] = each.values
-            assert whole.any(1).all() and whole[0] @ whole[1] / np.prod(np.linalg.norm(whole, axis=1)) > 0.99
+    awq = {"kind": "quantize", "method": "awq", "bits": 8, "group_size": 32}
+    again = made(tmp_path / "again", awq, layout="dense", source=str(out))
+    assert open_model(str(again)).pooling == open_model(str(out)).pooling == open_model(str(source)).pooling
+    with llm_of(source) as before, llm_of(out) as after, llm_of(again) as last:
+        want = before.embed_sparse(TEXTS)
+        for llm in (after, last):
+            for one, other in zip(want, llm.embed_sparse(TEXTS), strict=True):
+                whole = np.zeros((2, 99))
+                for row, each in zip(whole, (one.outputs, other.outputs), strict=True):
+                    row[each.indices] = each.values
+                assert whole.any(1).all() and whole[0] @ whole[1] / np.prod(np.linalg.norm(whole, axis=1)) > 0.99
+
+
+def test_what_is_not_measured_is_not_proposed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`quire eval` compares texts, which encoders do not write."""
+    source, out = tmp_path / "in", tmp_path / "out"
+    write_encoder(source, "bert")
+    write_tokenizer(source)
+    words = ["compress", str(source), str(out), "--quantize", "rtn", "--set", "group_size=32"]
+    told = CliRunner().invoke(app, words).output
+    assert f"quire serve {out}" in told and "quire eval" not in told
+    assert "no passport is measured: it makes vectors" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["bert", "eurobert"])

@@ -134,6 +134,7 @@ def _tell(source: str, out: Path) -> None:
     from quire.cli.show import show_columns, show_next
     from quire.compress.evaluation.passport import passport_changes, read_passport
     from quire.compress.layouts.gguf_assistants import is_assistant
+    from quire.compress.pipelines.recipe_runner import unmeasured
     from quire.compress.pipelines.training import ADAPTER_CONFIG
 
     size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
@@ -155,8 +156,11 @@ def _tell(source: str, out: Path) -> None:
         target = f"quire serve TARGET --speculative-config {shlex.quote(asked)}"
         show_next((target, "serve TARGET, which it drafts for"))
         return
-    serve, again = (f"quire serve {made}", "serve it"), f"quire eval {made} --against {shlex.quote(given)}"
-    show_next(serve, (again, "measure it again" if found is not None else "measure what that cost"))
+    again = (
+        f"quire eval {made} --against {shlex.quote(given)}",
+        "measure what that cost" if found is None else "measure it again",
+    )
+    show_next((f"quire serve {made}", "serve it"), *(() if unmeasured(source) else (again,)))
 
 
 def _sweep(source: str, out: Path, files: list[Path], restart: bool) -> None:

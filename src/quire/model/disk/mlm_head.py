@@ -14,7 +14,7 @@ from quire.model.families.row import ACTIVATIONS, Family, MlmHead
 from quire.model.spec import ModelSpec
 
 BIAS = "mlm_head_bias"
-"""What the decoder's bias is seen as."""
+"""What the decoder's bias is seen as, below what it lies in."""
 
 
 def with_mlm_head(
@@ -38,12 +38,15 @@ def with_mlm_head(
     required = [*family.required, "head_dense", "head_norm"]
     biases = mlm.biases if tied else mlm.biases[::-1]  # which are one where the decoder is tied
     bias = next((name for name in biases if name in source.infos), "")
+    rewrites = family.rewrites
     if bias:
-        names["head_bias"] = BIAS
+        below, _, own = bias.rpartition(".")
+        names["head_bias"] = f"{below}.{BIAS}"
         required.append("head_bias")
-        source = Rewritten(source, (Rewrite(re.escape(bias), f"{BIAS}.weight", release=bias),))
+        rule = Rewrite(rf"({re.escape(below)}\.){own}", rf"\1{BIAS}.weight", release=rf"\1{own}")
+        source, rewrites = Rewritten(source, (rule,)), (rule, *rewrites)
     edges = replace(spec.edges, activation=_activation(mlm, config, spec))
-    made = replace(family, names=names, required=tuple(required))
+    made = replace(family, names=names, required=tuple(required), rewrites=rewrites)
     return made, replace(spec, edges=edges, tied_head=tied), source
 
 
