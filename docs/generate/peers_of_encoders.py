@@ -34,7 +34,7 @@ def over_http() -> str:
         if "texts_per_s" in found:
             continue
         ways = [way for way in next(iter(found.values())) if way != "LLM.embed"]
-        rows = [(way, *(f"{found[case][way]:.2f}" for case in found)) for way in ways]
+        rows = [(way, *(f"{found[case][way]:.2f}" if way in found[case] else "" for case in found)) for way in ways]
         first = ("`LLM.embed`, texts/s", *(_number(found[case]["LLM.embed"]) for case in found))
         parts.append(f"{name}:\n\n{table(('', *(CASES[case] for case in found)), [first, *rows])}")
     return "\n\n".join(parts)
