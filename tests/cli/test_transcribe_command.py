@@ -46,6 +46,9 @@ def test_texts_and_subtitles(folder: Path, tmp_path: Path) -> None:
     found = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2)]
     assert [each["text"] for each in found] == [each.text for each in want]
     assert found[0]["segments"][0]["tokens"] == list(want[0].segments[0].tokens)
+    timed = json.loads(run(str(folder), one, "--format", "json", "--word-timestamps").stdout)["segments"]
+    assert [each["text"] for each in timed] == [each["text"] for each in found[0]["segments"]]
+    assert timed[0]["words"] and not found[0]["segments"][0]["words"]
     both = run(str(folder), one, two)
     assert both.stdout == f"=== {one}\n{want[0].text}\n=== {two}\n{want[1].text}\n"
 

@@ -33,6 +33,7 @@ from speech_models import (
     TRANSCRIBE,
     TRANSLATE,
     VOCABULARY,
+    sound,
     write_speech,
 )
 
@@ -40,14 +41,6 @@ ROWS = 100
 OFF: dict[str, Any] = {"temperature": 0.0, "compression_ratio_threshold": None, "logprob_threshold": None,
                        "no_speech_threshold": None}  # fmt: skip
 Made = tuple[LLM, Any]
-
-
-def sound(seed: int, seconds: float) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Made-up sound whose pitch wanders."""
-    rng, count = np.random.default_rng(seed), round(seconds * RATE)
-    pitch = np.interp(np.arange(count), np.linspace(0, count, 20), rng.uniform(100, 3000, 20))
-    made = 0.3 * np.sin(2 * np.pi * np.cumsum(pitch) / RATE) + 0.05 * rng.standard_normal(count)
-    return made.astype(np.float32)
 
 
 @pytest.fixture(scope="module", params=[0, 3])

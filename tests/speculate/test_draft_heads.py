@@ -223,7 +223,7 @@ def test_models_without_hidden_rows_take_no_heads(tmp_path: Path) -> None:
     folder = write_medusa(tmp_path / "m", 64, 99)
     t5 = tmp_path / "t5"
     write(t5, "t5", decoder_start_token_id=0)
-    assert "encoder-decoder models are not drafted for" in refusal(folder, "medusa", model=str(t5))
+    assert "has an encoder, and what reads hidden rows" in refusal(folder, "medusa", model=str(t5))
 
 
 def test_eagle_layers_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:

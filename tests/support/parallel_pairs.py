@@ -134,6 +134,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "shared indexers": {"model": "shared indexers"},
     "block indexers": {"model": "block indexers"},
     "T5": {"model": "encoder"},
+    "T5, ngram": {"model": "encoder", "speculative_config": METHODS["ngram"]},
+    "T5, draft model": {"model": "encoder", "speculative_config": METHODS["draft_model"]},
     "images": {"model": "qwen3_vl"},
     "images, rows that see each other": {"model": "gemma3"},
     "images and experts": {"model": "qwen3_vl_moe"},
@@ -222,8 +224,11 @@ class Folders:
         return str(write_words(path, 99))
 
     def _beside(self, path: Path, drafts: str, model: str) -> str:
-        """What drafts for an image model, whose tokenizer it has."""
+        """What drafts for a model that takes images or has an encoder, whose tokenizer it has."""
         spec = describe(self(model)).spec
+        if drafts == "draft" and spec.encoder_decoder:
+            write(path, "t5", 3, **ENCODERS["t5"][1] | {"num_decoder_layers": 1}, dtype=torch.float32)
+            return str(write_words(path, 99))
         if drafts == "draft":
             write(path, "llama", 3, num_hidden_layers=1, vocab_size=spec.vocab_size, dtype=torch.bfloat16)
             shutil.copy(Path(self(model)) / "tokenizer.json", path)
@@ -255,7 +260,7 @@ def options_of(feature: str, folders: Folders) -> dict[str, Any]:
     if "speculative_config" in options:
         asked = options["speculative_config"] | {"adaptive": False}
         if asked["method"] in (*HEADS, "draft_model"):
-            of = f" of {FEATURES[feature]['model']}" if feature.startswith("images") else ""
+            of = f" of {FEATURES[feature]['model']}" if feature.startswith(("images", "T5,")) else ""
             drafts = PYDOC if options["model"] == PYDOC else folders(f"draft{of}")
             asked["model"] = drafts if asked["method"] == "draft_model" else folders(f"{asked['method']}{of}")
         elif "model" in asked:
@@ -273,7 +278,7 @@ def asked_of(feature: str, folders: Folders) -> list[Request]:
         return Made(name, Path(folders(name))).requests()
     tiny = FEATURES[feature].get("model", PYDOC) != PYDOC
     requests = requests_of(99 if tiny else 6144, "a" if "LoRA" in feature else "")
-    return [r for r in requests if feature != "T5" or r.params.prompt_logprobs is None][:9]
+    return [r for r in requests if not feature.startswith("T5") or r.params.prompt_logprobs is None][:9]
 
 
 def found(feature: str, way: dict[str, Any], folders: Folders) -> tuple[dict[str, list[Answer]], list[Answer]]:

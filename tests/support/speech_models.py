@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from model_variants import Encoded
+from quire.audio.decoding import RATE
 from quire.model.build import Model
 
 LANGUAGES = ("en", "de", "fr")
@@ -85,6 +86,14 @@ HEARING = {"whisper": write_speech}
 def frames(seed: int, rows: int = 100, bins: int = 80) -> NDArray[np.float32]:
     """A window of made-up sound [2 rows, bins]."""
     return np.random.default_rng(seed).standard_normal((2 * rows, bins)).astype(np.float32)
+
+
+def sound(seed: int, seconds: float) -> NDArray[np.float32]:
+    """Made-up sound whose pitch wanders."""
+    rng, count = np.random.default_rng(seed), round(seconds * RATE)
+    pitch = np.interp(np.arange(count), np.linspace(0, count, 20), rng.uniform(100, 3000, 20))
+    made = 0.3 * np.sin(2 * np.pi * np.cumsum(pitch) / RATE) + 0.05 * rng.standard_normal(count)
+    return made.astype(np.float32)
 
 
 class Heard(Encoded):

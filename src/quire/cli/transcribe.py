@@ -48,6 +48,7 @@ TOGETHER = 8
            help="Write what is said, or say it in English."),
     option("--prompt", "-p", metavar="TEXT", help="A text that comes before, for names and style."),
     option("--timestamps/--no-timestamps", default=True, help="Have the model say when each segment was said."),
+    option("--word-timestamps", is_flag=True, help="Find out when each word was said, for --format json."),
     option("--temperature", type=click.FloatRange(0.0, 2.0),
            help="Temperature of sampling. By default 0, and more where a text is not good."),
     quiet_option(),

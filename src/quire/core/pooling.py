@@ -7,12 +7,13 @@ from typing import Literal
 
 import msgspec
 
-PoolingKind = Literal["last", "mean", "cls", "splade", "all"]
+PoolingKind = Literal["last", "mean", "cls", "splade", "all", "alignment"]
 """Which rows of what the head would read make the vector: that of the last token, the mean of all, or the first.
 
 "splade": a weight for each token of the vocabulary, of the logits of all rows (`Splade`).
 
-"all" is of requests alone: the rows of all tokens behind each other, in place of a vector.
+"all" is of requests alone: the rows of all tokens behind each other, in place of a vector. So is "alignment": where
+each token of a text was heard (`core.alignment`), which no hidden row says.
 """
 
 

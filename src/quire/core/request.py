@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from quire.core.alignment import Alignment
 from quire.core.audio import PromptAudio
 from quire.core.errors import QuireError
 from quire.core.images import PromptImage
@@ -77,7 +78,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `second`: where the second text of a pair begins, whose tokens are of another type; 0 = there is one type.
     `images`: of the prompt, in its order; recordings on disk have them under the older name `pictures`.
     `audio`: what an encoder reads in the place of the prompt's tokens, which are ids of its digest; `decoder_prompt`:
-    what the decoder's part begins with behind an encoder, where it is not one token; `speech`: how it may go on.
+    what the decoder's part begins with behind an encoder, where it is not one token; `speech`: how it may go on;
+    `alignment`: of a pooled request of that kind, how its tokens are found in the sound.
     `explain`: whether the first output is to say where its prefix was not found, and why.
     """
 
@@ -104,6 +106,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     audio: PromptAudio | None = None
     decoder_prompt: tuple[int, ...] = ()
     speech: SpeechRules | None = None
+    alignment: Alignment | None = None
 
     def reach(self, longest: int) -> int:
         """Tokens that a sequence of it may have in all, where none has more than `longest`."""

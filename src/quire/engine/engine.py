@@ -163,7 +163,7 @@ class Engine:
         try:
             if request.adapter and request.adapter not in self.adapters:
                 raise BadRequest(f"adapter: {request.adapter!r} is not loaded", param="adapter")
-            check_kind(self.pooling, request)
+            check_kind(self.pooling, request, self.model.spec)
             check_images(self.executor.model, self.scheduler.encoding, request)
             check_heard(self.decoder_start, self.model.spec.vocab_size, request)
             self.scheduler.add(self._own(request))

@@ -32,7 +32,7 @@ from quire.model.families.text_parts import parts_left_out
 from quire.model.known import known_of, known_of_device
 from quire.model.load.adapter_extension import Base
 from quire.model.load.adapters import Adapters, parse_modules
-from quire.model.load.audio_encoder import load_audio_encoder
+from quire.model.load.audio_encoder import load_audio_encoder, read_by_another
 from quire.model.load.builders import load_decoder
 from quire.model.load.classifier import load_classifier
 from quire.model.load.encoder import load_encoder
@@ -138,11 +138,12 @@ def load_model(
     progress: LoadProgress | None = None,
     place: RankPlace = ALONE,
     shards: Shards | None = None,
+    encoder: AudioEncoder | None = None,
 ) -> Model:
     """Load and pack the share of `config.model` that a rank at `place` has, joined with those of other ranks.
 
     `progress(done_bytes, total_bytes, what)` is called after every layer. `shards`: memory that replicas share.
-    `ModelError` for a folder that cannot be used, `ConfigError` for options that do not fit the model.
+    `encoder`: of another model, with the same weights. `ModelError`, `ConfigError` where folder or options do not fit.
     """
     options = config.model
     if (borrowed := find_borrowed(resolve(options.model, hub_of(options)))) is not None:
@@ -157,10 +158,9 @@ def load_model(
     layouts = kv_layouts(config.cache, local_spec(spec, share), asked, ops)
     reader = _reader(config, opened, ops, form_of(config, asked, target), share, progress)
     reader.keeper = keeper(config, opened, ops, shards)
-    ropes = _ropes(reader, length)
-    own = load_decoder(reader, ropes)
+    own = load_decoder(reader, ropes := _ropes(reader, length))
     made = parallel_decoder(own, spec, place, share, config.parallel)
-    encoder = parallel_encoder(_encoder(reader, made, ropes[spec.rope[0]]), place, config.parallel)
+    heard = _encoder(reader, made, ropes[spec.rope[0]], encoder)
     vision = None if place.rank else _vision(reader, asked)  # other ranks are told what it makes
     load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, asked, share))
     _warn(opened.folder, notes := opened.notes + notes)
@@ -182,7 +182,7 @@ def load_model(
         folder=opened.folder,
         notes=notes,
         adapters=reader.adapters,
-        encoder=encoder,
+        encoder=parallel_encoder(heard, place, config.parallel),
         decoder_start=generation.decoder_start,
         writing=None if reader.cache is None else reader.cache.keep(),
         place=place,
@@ -229,12 +229,14 @@ def _reader(
     return WeightReader(opened, ops, form, share, progress, adapters, cache)
 
 
-def _encoder(reader: WeightReader, decoder: Decoder, still: AnyArray) -> Encoder | AudioEncoder | None:
-    """The rank's share of the encoder, where there is one."""
+def _encoder(
+    reader: WeightReader, decoder: Decoder, still: AnyArray, others: AudioEncoder | None
+) -> Encoder | AudioEncoder | None:
+    """The rank's share of the encoder, where there is one; `others`: what stands in for it."""
     if not reader.opened.spec.encoder_decoder:
         return None
     if reader.opened.spec.encoder.rows:
-        return load_audio_encoder(reader, still)
+        return load_audio_encoder(reader, still) if others is None else read_by_another(others, reader, still)
     require_torch(f"{reader.opened.spec.family!r}, whose encoder's attention is torch's,", "train")
     return load_encoder(reader, decoder.embed, still)
 

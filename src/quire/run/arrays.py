@@ -17,7 +17,7 @@ from quire.ops.arrays import Array, view_as
 from quire.ops.backend import Ops
 from quire.ops.recurrent import StateBatch
 from quire.ops.sampling import Found
-from quire.run.step_sizes import WIDE, Sizes
+from quire.run.step_sizes import MAX_REPLAYED_ROWS, WIDE, Sizes
 
 NO_ARRAYS: Mapping[str, Array] = {}
 
@@ -87,6 +87,9 @@ class Arrays:
         self._views = cut(self.sizes, memory)
         self._of_group = list(zip(self._views["slots"], tables, strict=False))
         self._each = ops.put(np.arange(self.sizes.rows + 1 if self.sizes.cross else 0, dtype=np.int32))
+        rows = MAX_REPLAYED_ROWS if self.sizes.cross else 0
+        self._seen: Any = ops.put(np.zeros(rows, np.int32))
+        self._seen_tables: Any = ops.put(np.zeros((rows, self.sizes.blocks), np.int32))
 
     def _use(self, host: dict[str, NDArray[Any]]) -> None:
         """Name the arrays of `host`, which the host fills."""
@@ -156,13 +159,23 @@ class Arrays:
             return None
         return StateBatch(v["cu_q"][: seqs + 1], v["state_from"][:seqs], v["state_rows"][:seqs], v["state_to"][:seqs])
 
+    def spread(self, tokens: int, seqs: int) -> None:
+        """Copy the encoder's parts to where each row of a step finds its own, if its sequences have several rows."""
+        if self.sizes.cross and tokens != seqs:
+            self._of_rows(tokens, seqs)
+
     def _of_rows(self, tokens: int, seqs: int) -> tuple[Array, Array]:
-        """The encoder's part as each row sees it, (tokens of it, their blocks): copies where sequences have several."""
+        """The encoder's part as each row sees it, (tokens of it, their blocks): copies where sequences have several, at
+        fixed addresses in steps that may be recorded."""
         context, tables = self._views["encoded"][:seqs], self._tables[-1, :seqs]
-        if tokens != seqs:
-            owners = self._owners(seqs)
-            context, tables = context[owners], tables[owners]
-        return context, tables
+        if tokens == seqs:
+            return context, tables
+        owners = self._owners(seqs)
+        if tokens > MAX_REPLAYED_ROWS:
+            return context[owners], tables[owners]
+        seen = self._seen[:tokens], self._seen_tables[:tokens]
+        seen[0][...], seen[1][...] = context[owners], tables[owners]
+        return seen
 
     def _owners(self, seqs: int) -> NDArray[Any]:
         """The sequence of each row."""

@@ -94,10 +94,12 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
 
 
 class Encode(msgspec.Struct, frozen=True, tag=True):
-    """Compute an encoder's part: tokens, int32, whose keys and values go to slots, int64."""
+    """Compute an encoder's part: tokens, int32, whose keys and values go to slots, int64; of the model that `drafts`,
+    or of the target."""
 
     tokens: bytes
     slots: bytes
+    drafts: bool = False
 
 
 class MoveBlocks(msgspec.Struct, frozen=True, tag=True):

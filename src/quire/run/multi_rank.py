@@ -120,7 +120,7 @@ class MultiRankStep:
 
     def encode(self, tokens: NDArray[np.int32] | NDArray[np.float32], slots: NDArray[np.int64]) -> None:
         """Have all ranks compute the encoder's part."""
-        self._ranks.tell(Encode(tokens.tobytes(), slots.tobytes()))
+        self._ranks.tell(Encode(tokens.tobytes(), slots.tobytes(), self._drafts))
         self._own.encode(tokens, slots)
 
     def _begin(self, shape: StepSizes, given: EmbeddedRows | None) -> None:

@@ -20,6 +20,7 @@ from quire.run.blocks import Keep
 from quire.run.builder import BatchBuilder, StepSizes
 from quire.run.executor import Allocated
 from quire.run.step import HeadRows
+from quire.run.token_rows import token_rows
 from quire.sample.sampler import NUMERICS, Drawn, RowResult, Sampler
 
 
@@ -77,6 +78,8 @@ class Runner:
         for chunk in plan.chunks:
             if chunk.start < chunk.seq.encoder.tokens:
                 self.step.encode(*self.builder.encoded(chunk.seq))
+            if chunk.seq.request.alignment is not None:
+                chunk.seq.pooled = token_rows(self.step, self.builder, chunk.seq)
         if self.features is not None:
             self.features.follow(plan)
         (shape, rows), given, guided = self.builder.fill(plan.chunks), None, False

@@ -72,7 +72,9 @@ class Rank:
                 self._forward(message, self._allocated)
             elif isinstance(message, Encode):
                 tokens, slots = np.frombuffer(message.tokens, np.int32), np.frombuffer(message.slots, np.int64)
-                self._allocated.step.encode(tokens.copy(), slots.copy())
+                step = self._allocated.drafts if message.drafts else self._allocated.step
+                assert step is not None, "every rank has a share of a model that drafts on all"
+                step.encode(tokens.copy(), slots.copy())
             else:
                 saves = tuple(Save(block, b"", (), state) for block, state in message.saves)
                 fills = tuple(Fill(block, None, state) for block, state in message.fills)

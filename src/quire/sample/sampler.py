@@ -299,6 +299,7 @@ class Sampler:
             return
         try:
             said = seq.tokens[seq.prompt_len : of.position]
+            said += [seq.draft.tokens[node] for node in seq.draft.branch(of.node)]
             mask = mask_of(seq.request.speech, said, self._ops.host(logits[edit.row]))
             edit.mask = mask if edit.mask is None else mask & edit.mask[: len(mask)]
         except Exception as error:

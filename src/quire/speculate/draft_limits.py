@@ -35,10 +35,7 @@ def room_for_drafts(scheduler: Scheduler, wanted: GenericSequence[tuple[Sequence
 def _room(scheduler: Scheduler, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> int:
     """None that could not be kept, and none whose blocks another running sequence may want in this step."""
     tables = scheduler.tables
-    most, made = seq.request.params.max_tokens, len(seq.tokens) - seq.prompt_len
-    count = min(count, scheduler.max_model_len - len(seq.tokens) - 1)
-    if most is not None:
-        count = min(count, most - made - 1)
+    count = min(count, seq.limit - len(seq.tokens) - 1)
     if tables.states is not None:  # all of it may hold, and is run again before the next token, in one step
         count = min(count, scheduler.config.max_num_batched_tokens - 2)
     spare = len(scheduler.running) * len(tables.sizes.windows)

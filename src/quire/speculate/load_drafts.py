@@ -19,6 +19,7 @@ from quire.features.images.run_image_features import ImageFeatures
 from quire.model.build import Model, load_model
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.tokenizer import tokenizer_folder
+from quire.model.net.audio_encoder import AudioEncoder
 from quire.model.net.decoder import Decoder
 from quire.model.net.hidden_taps import Taps
 from quire.ops.backend import Ops
@@ -28,6 +29,7 @@ from quire.run.caches import Caches
 from quire.run.step import ModelStep
 from quire.speculate.assistant_model import load_assistant
 from quire.speculate.dflash import DFlash, load_dflash
+from quire.speculate.draft_encoder import EncodedDrafter, check_encoders, shared_encoder
 from quire.speculate.drafter import Drafter, ModelDrafter
 from quire.speculate.eagle import load_eagle
 from quire.speculate.medusa import load_medusa
@@ -106,7 +108,9 @@ class Drafting:
             if self.asked.method == "suffix":
                 return SuffixDecoding(self.asked)
             return NGram(self.asked.prompt_lookup_min, self.asked.prompt_lookup_max, self.asked.tree)
-        kind = ModelDrafter if self.keeps else Drafter
+        kind = Drafter
+        if self.keeps:
+            kind = EncodedDrafter if self.model.spec.encoder_decoder else ModelDrafter
         weights = 0 if self.asked.layers else self.model.weight_bytes
         return kind(step, target.model.spec.vocab_size, weights, self.asked.tree)
 
@@ -153,7 +157,9 @@ def _drafting(
         return Drafting(asked, _load(config, config.model.model, asked.quantization, ops, progress, place))
     assert asked.model is not None
     check_tokens(config, target, asked.model)
-    drafts = _load(config, asked.model, asked.quantization, ops, progress, _split(config, asked, place))
+    split, encoder = _split(config, asked, place), shared_encoder(config, target, asked.model)
+    drafts = _load(config, asked.model, asked.quantization, ops, progress, split, encoder)
+    check_encoders(target, drafts, asked.model)
     if any(drafts.states):
         raise ConfigError(
             f"--speculative-config: {asked.model} has layers with a recurrent state, and drafts take tokens back; "
@@ -175,8 +181,10 @@ def _load(
     ops: Ops,
     progress: LoadProgress | None,
     place: RankPlace,
+    encoder: AudioEncoder | None = None,
 ) -> Model:
-    """The drafting model, without adapters, of which a guess need not know, and in memory, as it is to be fast."""
+    """The drafting model, without adapters, of which a guess need not know, and in memory, as it is to be fast.
+    `encoder`: of the target, where it is the same."""
     revision = config.model.revision if model == config.model.model else None
     options = replace(
         config.model,
@@ -196,7 +204,7 @@ def _load(
         parallel=parallel,
     )
     try:
-        return load_model(own, ops, progress, place)
+        return load_model(own, ops, progress, place, encoder=encoder)
     except (ConfigError, ModelError) as error:
         alone = "; --speculative-draft-tensor-parallel-size 1 leaves it to one rank" if place.comms else ""
         raise _error(f"the drafting model: {error.message}{alone}") from None

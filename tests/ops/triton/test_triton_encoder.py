@@ -49,6 +49,7 @@ def run(folder: Path, prompts: tuple[tuple[int, ...], ...] = PROMPTS, **options:
     return found, engine
 
 
+NGRAM = '{"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 2, "adaptive": false}'
 GPU: dict[str, Any] = {"device": "cuda", "ops": MISSING}
 
 
@@ -72,6 +73,13 @@ def test_neither_preemption_nor_graphs_nor_neighbours_change_bits(folder: Path, 
     assert tight == graphs
     alone, _ = run(folder, PROMPTS[2:], **GPU, **ROOMY)
     assert alone == {name: graphs[name] for name in alone}
+
+
+@pytest.mark.slow
+def test_drafts_change_no_bit(folder: Path, graphs: Answers) -> None:
+    drafted, engine = run(folder, **GPU, **ROOMY, speculative_config=NGRAM)
+    assert engine.stats().draft_tokens > 0
+    assert {name: tokens for name, (tokens, _) in drafted.items()} == {name: graphs[name][0] for name in graphs}
 
 
 @pytest.mark.slow

@@ -104,6 +104,12 @@ def test_openais_client(server: LiveServer) -> None:
             model="whisper-1", file=("a.wav", data), response_format="verbose_json", timestamp_granularities=["segment"]
         )
         assert verbose.segments and verbose.duration == 3.0 and verbose.language in ("english", "german", "french")
+        for times in (["word"], ["segment", "word"]):
+            timed = audio.transcriptions.create(
+                model="whisper-1", file=("a.wav", data), response_format="verbose_json", timestamp_granularities=times
+            )
+            assert timed.words and bool(timed.segments) == ("segment" in times)
+            assert all(0 <= word.start <= word.end <= 4.0 for word in timed.words)
         assert audio.translations.create(model="whisper-1", file=("a.wav", data)).text is not None
         stream = audio.transcriptions.create(model="whisper-1", file=("a.wav", data), stream=True)
         assert [event.type for event in stream][-1] == "transcript.text.done"
@@ -136,6 +142,7 @@ def test_what_cannot_be_is_a_400(server: LiveServer) -> None:
         ({"response_format": "docx"}, "response_format"), ({"language": "xx"}, "language"),
         ({"temperature": "hot"}, "temperature"), ({"temperature": "9"}, "temperature"),
         ({"timestamp_granularities[]": "word"}, "timestamp_granularities"), ({"seed": "a"}, "seed"),
+        ({"timestamp_granularities[]": "page", "response_format": "verbose_json"}, "timestamp_granularities"),
     ):  # fmt: skip
         reply = asked(server, good, **fields)
         assert reply.status_code == 400 and reply.json()["error"]["param"] == told, reply.text

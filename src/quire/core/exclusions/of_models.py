@@ -148,11 +148,20 @@ OF_ENCODERS = (
         for a in FROM_FILE
     ),
     Exclusion(TARGET_ITL, ENCODER, "it cuts prompts into chunks, and an encoder reads them whole", OUT),
+    *(
+        Exclusion(
+            a,
+            ENCODER,
+            "{family!r} has an encoder, and what reads hidden rows of such models is not known",
+            "use ngram, suffix, draft_model",
+        )
+        for a in HEADS
+    ),
     Exclusion(
-        DRAFTS,
+        SELF_QUANTIZED,
         ENCODER,
-        "encoder-decoder models are not drafted for: their cross attention is of rows that are no chunk",
-        OUT,
+        "{family!r} has an encoder, which the model at fewer bits would have once more",
+        "use ngram, suffix, draft_model",
     ),
 )
 

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from msgspec.structs import replace
+
 from quire.audio.decoding import RATE, AudioLimits, read_audio, read_audio_file, samples_of
 from quire.audio.log_mel import HOP, log_mel
 from quire.audio.resampling import Samples
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     from quire.engine.local import LocalEngine
     from quire.text.tokenizer import Tokenizer
 
-from msgspec.structs import replace
 
 LIMITS = AudioLimits()
 Told = Callable[[int, Heard, float], object]
@@ -53,14 +55,19 @@ def request_of(info: EngineInfo, ask: Ask) -> Request:
     params = SamplingParams(temperature=ask.temperature, logprobs=0, detokenize=False, max_tokens=None)
     if ask.among:
         params = replace(params, allowed_token_ids=list(ask.among), max_tokens=1, ignore_eos=True)
+    if ask.alignment is not None:
+        params = SamplingParams(temperature=0.0, detokenize=False, max_tokens=1)
     prompt = hearing(info, ask.audio, ask.opening)
     made = make_request(info, prompt, params, request_id=random_id(), seed=ask.seed & (1 << 63) - 1)
+    if ask.alignment is not None:
+        return replace(made, pooling="alignment", alignment=ask.alignment)
     return replace(made, speech=ask.rules)
 
 
 def answer_of(output: Output) -> WindowTokens:
     """What the engine gave in all."""
-    return WindowTokens(tuple(output.tokens), tuple(entry.logprob for entry in output.logprobs))
+    rows = np.frombuffer(output.pooled, np.float32).astype(int).tolist()
+    return WindowTokens(tuple(output.tokens), tuple(entry.logprob for entry in output.logprobs), tuple(rows))
 
 
 class _Open(NamedTuple):

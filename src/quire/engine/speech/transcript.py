@@ -8,11 +8,20 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class Word:
+    """A word as it stands in its text, with what punctuates it, from `start` to `end` seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """A part of a text, from `start` to `end` seconds. `seek`: the frame of 10 ms where its window begins.
 
     `avg_logprob`: of the window's tokens, `compression_ratio` of its text; `no_speech_prob`: how likely nothing is said
-    in the window, 0 where the text left no doubt.
+    in the window, 0 where the text left no doubt. `words`: where their times were asked for.
     """
 
     id: int
@@ -25,10 +34,11 @@ class Segment:
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    words: tuple[Word, ...] = ()
 
     def fields(self) -> dict[str, Any]:
-        """What replies have of it."""
-        return asdict(self)
+        """What replies have of it, but for its words, which they have beside."""
+        return {name: value for name, value in asdict(self).items() if name != "words"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,11 @@ class Transcript:
     segments: tuple[Segment, ...]
     task: str = "transcribe"
     tokens: int = 0
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """Words of all segments."""
+        return tuple(word for each in self.segments for word in each.words)
 
 
 def clock(seconds: float, point: str, hours: bool = True) -> str:

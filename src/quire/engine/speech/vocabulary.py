@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from quire.core.errors import BadRequest, ModelError
 from quire.core.speech import SpeechRules
@@ -17,6 +20,7 @@ from quire.model.disk.generation import GENERATION_CONFIG
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.text.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
 TASKS = ("transcribe", "translate")
 _CODE = re.compile(r"<\|([a-z]{2,3})\|>")
 
@@ -25,7 +29,8 @@ _CODE = re.compile(r"<\|([a-z]{2,3})\|>")
 class SpeechVocabulary:
     """Ids of special tokens. `languages`: code -> id, empty where the model knows English alone; `tasks` likewise.
 
-    `no_speech` and `previous` are -1 where the tokenizer has no such token.
+    `no_speech` and `previous` are -1 where the tokenizer has no such token. `alignment_heads`: (layer, head) of those
+    whose attention says when a token was said.
     """
 
     tokenizer: Tokenizer
@@ -39,6 +44,7 @@ class SpeechVocabulary:
     suppress: tuple[int, ...]
     begin: tuple[int, ...]
     initial: int
+    alignment_heads: tuple[tuple[int, int], ...] = ()
 
     @property
     def times(self) -> int:
@@ -112,11 +118,30 @@ def speech_vocabulary(info: EngineInfo, tokenizer: Tokenizer) -> SpeechVocabular
         suppress=_ids(config, older, "suppress_tokens", info.vocab_size),
         begin=_ids(config, older, "begin_suppress_tokens", info.vocab_size),
         initial=config.integer("max_initial_timestamp_index", 50, low=0),
+        alignment_heads=_alignment_heads(config, older),
     )
 
 
 ENGLISH = 51864
 """Tokens of the models that know English alone, whose tokenizers have the names of languages all the same."""
+
+
+def _alignment_heads(config: HfConfig, older: HfConfig) -> tuple[tuple[int, int], ...]:
+    """Heads that generation_config.json names; or all of the upper half of the layers, as openai/whisper has it, where
+    it names none, or those of a larger model, as files of distilled ones may."""
+    layers, heads = (older.integer(f"decoder_{name}", 4, high=1 << 10) for name in ("layers", "attention_heads"))
+    usual = tuple((layer, head) for layer in range(layers // 2, layers) for head in range(heads))
+    given: Any = config.raw.get("alignment_heads")
+    if given is None:
+        return usual
+    try:
+        pairs = msgspec.convert(given, tuple[tuple[int, int], ...])
+    except msgspec.ValidationError as error:
+        raise config.fail("alignment_heads", f"must be pairs of a layer and a head: {error}") from None
+    if pairs and all(0 <= layer < layers and 0 <= head < heads for layer, head in pairs):
+        return pairs
+    log.info("alignment_heads are not of these %d layers of %d heads; words are timed by the upper half", layers, heads)
+    return usual
 
 
 def _needed(tokenizer: Tokenizer, name: str) -> int:

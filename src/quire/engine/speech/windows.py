@@ -13,11 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.audio.log_mel import HOP, Mel, window_at
+from quire.core.alignment import Alignment
 from quire.core.audio import PromptAudio
 from quire.core.errors import BadRequest
 from quire.core.speech import SpeechRules
 from quire.engine.speech.transcript import Segment, Transcript
 from quire.engine.speech.vocabulary import SpeechVocabulary
+from quire.engine.speech.words import WordTimes
 
 FRAMES_A_SECOND = 16_000 // HOP
 TICK = 0.02
@@ -36,7 +38,8 @@ class SpeechOptions:
     A window is tried at each of `temperatures` until its text compresses to no less than 1 /
     `compression_ratio_threshold` and its tokens' mean log-probability is `logprob_threshold` or more. One that remains
     below that, and is silent with a probability above `no_speech_threshold`, is left out. None turns each of these off.
-    `condition_on_previous_text`: a window is told what was said before.
+    `condition_on_previous_text`: a window is told what was said before. `word_timestamps`: segments say when each word
+    was said; texts and times of segments are the same with and without.
     """
 
     language: str | None = None
@@ -48,6 +51,7 @@ class SpeechOptions:
     logprob_threshold: float | None = -1.0
     no_speech_threshold: float | None = 0.6
     condition_on_previous_text: bool = True
+    word_timestamps: bool = False
     seed: int = 0
 
     def validate(self) -> None:
@@ -57,7 +61,8 @@ class SpeechOptions:
 
 
 class Ask(NamedTuple):
-    """Tokens that are wanted of a window: behind `opening`, drawn at `temperature`. `among`: one token of these."""
+    """Tokens that are wanted of a window: behind `opening`, drawn at `temperature`. `among`: one token of these.
+    `alignment`: no tokens, but when those of `opening` were said."""
 
     audio: PromptAudio
     opening: tuple[int, ...]
@@ -65,13 +70,16 @@ class Ask(NamedTuple):
     temperature: float = 0.0
     seed: int = 0
     among: tuple[int, ...] = ()
+    alignment: Alignment | None = None
 
 
 class WindowTokens(NamedTuple):
-    """Tokens, the one that ended the text included, and their log-probabilities."""
+    """Tokens, the one that ended the text included, and their log-probabilities; or, of an alignment, the rows of the
+    encoder's output where tokens begin."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    rows: tuple[int, ...] = ()
 
 
 class Heard(NamedTuple):
@@ -110,6 +118,7 @@ class Transcription:
         vocabulary.opening(self._language or next(iter(vocabulary.languages), "en"), options.task, options.timestamps)
         self._history = self._prompt(options.prompt)
         self._made = self._asked = 0
+        self._words: WordTimes | None = None
 
     def _prompt(self, text: str | None) -> list[int]:
         """Tokens of a text that comes before."""
@@ -135,6 +144,8 @@ class Transcription:
             found, begins = yield from self._window(audio)
             more, step = ([], frames) if found.silent else self._segments(found, seek, frames)
             self._remember(found, begins, more)
+            if self._options.word_timestamps and more:
+                more = yield from self._timed(audio, more, frames)
             said = (each for each in more if each.text.strip() and each.end > each.start)
             shown = [replace(each, id=number) for number, each in enumerate(said, len(segments))]
             segments += shown
@@ -190,6 +201,28 @@ class Transcription:
                 break
         assert found is not None, "there is at least one temperature"
         return found, begins
+
+    def _timed(
+        self, audio: PromptAudio, segments: list[Segment], frames: int
+    ) -> Generator[Ask | Heard, WindowTokens | None, list[Segment]]:
+        """The segments of a window of `frames` frames of sound with their words."""
+        vocabulary, language = self._vocabulary, self._language or "en"
+        if self._words is None:
+            self._words = WordTimes(vocabulary.tokenizer, language)
+        opening = vocabulary.opening(language, self._options.task, False)
+        room = self._positions - len(opening) - 2  # the end, and a row that is answered
+        parts = [[token for token in each.tokens if token < vocabulary.end] for each in segments]
+        tokens = [token for part in parts for token in part][:room]
+        rows = frames // FRAMES_A_TICK
+        if not tokens or not rows:
+            return segments
+        asked = Alignment(heads=vocabulary.alignment_heads, first=len(opening) - 1, rows=rows)
+        answer = yield from self._ask(Ask(audio, (*opening, *tokens, vocabulary.end), None, alignment=asked))
+        starts = [row * TICK for row in answer.rows]
+        starts += [starts[-1]] * (1 + sum(map(len, parts)) - len(starts))
+        spans = [(each.start, each.end) for each in segments]
+        words = self._words.add(parts, spans, starts, segments[0].seek / FRAMES_A_SECOND)
+        return [replace(each, words=own) for each, own in zip(segments, words, strict=True)]
 
     def _silence(self, audio: PromptAudio) -> Generator[Ask | Heard, WindowTokens | None, float]:
         """How likely it is that nobody speaks."""

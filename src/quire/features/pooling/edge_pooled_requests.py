@@ -16,6 +16,7 @@ from quire.core.pooling import Pooling
 from quire.core.request import Output, Request
 from quire.model.build import Model
 from quire.model.pooled_head import PooledHead, run_head
+from quire.model.spec import ModelSpec
 
 
 def pooling_of(config: EngineConfig, model: Model) -> Pooling:
@@ -33,12 +34,21 @@ def pooling_of(config: EngineConfig, model: Model) -> Pooling:
     return made
 
 
-def check_kind(pooling: Pooling, request: Request) -> None:
-    """`BadRequest` for a vector that cannot be had of this engine, or a text of a model that makes vectors only."""
+def check_kind(pooling: Pooling, request: Request, spec: ModelSpec) -> None:
+    """`BadRequest` for a vector that cannot be had of this engine, or a text of a model that makes vectors only; or for
+    an alignment by heads or to sound that the model `spec` does not have."""
     if request.pooling is None and pooling.kind == "splade":
         raise BadRequest("this model's head fills in masked tokens: it makes vectors (/embed_sparse, LLM.embed_sparse)")
     if request.pooling is None and not pooling.generates:
         raise BadRequest("this model has no head over its vocabulary: it makes vectors (/v1/embeddings, LLM.embed)")
+    asked = request.alignment
+    if (asked is None) != (request.pooling != "alignment") or (asked is not None and request.audio is None):
+        raise BadRequest("alignment: is of sound and a text of it, and its request is pooled so")
+    if asked is not None:
+        known = asked.heads and all(0 <= at < spec.layers and 0 <= head < spec.heads for at, head in asked.heads)
+        if not known or not 0 < asked.rows <= spec.encoder.rows or not 0 <= asked.first < len(request.decoder_prompt):
+            raise BadRequest("alignment: the model has no such heads, rows or tokens")
+        return
     if request.pooling is not None and pooling.refused:
         raise BadRequest(f"no vectors can be had here: {pooling.refused}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quire.model.load.encoder import load_keys_values, load_layers
 from quire.model.load.parts import load_norm
 from quire.model.load.placement import Unplaced
@@ -26,6 +28,13 @@ def load_audio_encoder(reader: WeightReader, still: Unplaced) -> AudioEncoder:
         keys_values=load_keys_values(reader, spec.heads * spec.head_dim, still),
         dtype=reader.form.dtype,
     )
+
+
+def read_by_another(encoder: AudioEncoder, reader: WeightReader, still: Unplaced) -> AudioEncoder:
+    """The encoder of another model, whose output the decoder of `reader` reads too: windows that both are given are
+    encoded once."""
+    spec = reader.opened.spec
+    return replace(encoder, keys_values=load_keys_values(reader, spec.heads * spec.head_dim, still))
 
 
 def _convolution(reader: WeightReader, role: str, stride: int) -> Convolution:

@@ -66,6 +66,12 @@ class AudioEncoder:
 
     def __call__(self, frames: Array, slots: Array, caches: Sequence[LayerCache]) -> None:
         """Encode frames [2 rows, bins] f32 and write the keys and values to `slots` [rows] of each layer's cache."""
+        x = self.hidden(frames)
+        self.ops.begin_step()
+        self.keys_values(self.ops, x, slots, caches)
+
+    def hidden(self, frames: Array) -> Any:
+        """Hidden states [rows, hidden] of frames [2 rows, bins] f32, from `recent` where they are there."""
         key = hashlib.blake2b(self.ops.host(frames).tobytes(), digest_size=32).digest()
         x = self.recent.pop(key, None)
         if x is None:
@@ -73,8 +79,7 @@ class AudioEncoder:
         self.recent[key] = x
         if len(self.recent) > RECENT:
             self.recent.popitem(last=False)
-        self.ops.begin_step()
-        self.keys_values(self.ops, x, slots, caches)
+        return x
 
     def encode(self, frames: Array) -> Any:
         """Frames [2 rows, bins] f32 to hidden states [rows, hidden]."""

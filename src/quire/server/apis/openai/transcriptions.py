@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -19,7 +19,7 @@ from quire.core.options.fields import about
 from quire.core.request import Output
 from quire.engine.speech.calls import answer_of, begin, request_of
 from quire.engine.speech.languages import LANGUAGES
-from quire.engine.speech.transcript import Segment, Transcript, to_srt, to_vtt
+from quire.engine.speech.transcript import Segment, Transcript, Word, to_srt, to_vtt
 from quire.engine.speech.windows import TEMPERATURES, Ask, Asking, Heard, SpeechOptions, Transcription, WindowTokens
 from quire.server.apis.fields import ModelField
 from quire.server.http.disconnect import ClientGone, cancel_on_disconnect
@@ -30,6 +30,7 @@ from quire.server.keys import Tenant
 from quire.server.service import Service
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
+GRANULARITIES = ("segment", "word")
 HELD = 4
 """Times the longest audio that requests in flight may have together."""
 
@@ -48,7 +49,7 @@ class TranscriptionForm(msgspec.Struct, frozen=True, kw_only=True):
         float | None, about("Temperature of sampling; 0, the default, tries higher ones where a text is not good.")
     ] = None
     timestamp_granularities: Annotated[
-        list[str] | None, about("What verbose_json has times of: segment. Times of words are not built.")
+        list[str] | None, about("What verbose_json has times of: segment, word, or both. The default is segment.")
     ] = None
     stream: Annotated[bool | None, about("Send transcript.text.delta events, a window at a time.")] = None
     seed: Annotated[int | None, about("Seed of sampling at temperatures above 0.")] = None
@@ -83,14 +84,23 @@ class SegmentReply(msgspec.Struct, kw_only=True):
     no_speech_prob: float
 
 
+class WordReply(msgspec.Struct, kw_only=True):
+    """A word with its times in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
 class VerboseTranscript(msgspec.Struct, kw_only=True):
-    """The text, what was spoken, for how long, and the segments."""
+    """The text, what was spoken, for how long, and the segments, the words, or both."""
 
     task: str
     language: str
     duration: float
     text: str
     segments: list[SegmentReply] | UnsetType = UNSET
+    words: list[WordReply] | UnsetType = UNSET
     usage: DurationUsage
 
 
@@ -133,7 +143,7 @@ async def _answer(service: Service, request: HttpRequest, task: str) -> Response
     async with cancel_on_disconnect(request.receive):
         found = [step async for step in work.steps()][-1]
     assert isinstance(found, Transcript)
-    return _written(found, kind, task)
+    return _written(found, kind, task, asked.timestamp_granularities or ["segment"])
 
 
 def _fields(form: Form, strict: bool, ignored: list[str]) -> tuple[TranscriptionForm, bytes]:
@@ -159,11 +169,12 @@ def _fields(form: Form, strict: bool, ignored: list[str]) -> tuple[Transcription
         raise BadRequest(f"{path or 'the form'}: {str(error).partition(' - at')[0]}", param=path or None) from None
     if (asked.response_format or "json") not in FORMATS:
         raise BadRequest(f"response_format: must be one of {', '.join(FORMATS)}", param="response_format")
-    wrong = [each for each in asked.timestamp_granularities or () if each != "segment"]
-    if wrong:
+    if not {*(asked.timestamp_granularities or ())} <= {*GRANULARITIES}:
         raise BadRequest(
-            "timestamp_granularities: only segment; times of words are not built", param="timestamp_granularities"
+            f"timestamp_granularities: must be {' or '.join(GRANULARITIES)}", param="timestamp_granularities"
         )
+    if asked.timestamp_granularities and asked.response_format != "verbose_json":
+        raise BadRequest("timestamp_granularities: needs response_format verbose_json", param="timestamp_granularities")
     return asked, data
 
 
@@ -175,6 +186,7 @@ async def _opened(service: Service, asked: TranscriptionForm, task: str, data: b
         task=task,
         prompt=asked.prompt,
         temperatures=(temperature,) if temperature else TEMPERATURES,
+        word_timestamps="word" in (asked.timestamp_granularities or ()),
         seed=service.draw_seed() if asked.seed is None else asked.seed,
     )
     options.validate()
@@ -243,14 +255,16 @@ def _usage(found: Transcript) -> DurationUsage:
     return DurationUsage(seconds=-int(-found.duration // 1))
 
 
-def _written(found: Transcript, kind: str, task: str) -> Response:
-    """The reply in the format that was asked for."""
+def _written(found: Transcript, kind: str, task: str, times: Sequence[str]) -> Response:
+    """The reply in the format that was asked for; `times`: of what a verbose one has them."""
     if kind == "json":
         return JsonResponse(msgspec.json.encode(TranscriptReply(text=found.text, usage=_usage(found))))
     if kind == "verbose_json":
         reply = VerboseTranscript(
             task=task, language=LANGUAGES.get(found.language, found.language), duration=found.duration,
-            text=found.text, segments=[_segment(each) for each in found.segments], usage=_usage(found),
+            text=found.text, usage=_usage(found),
+            segments=[_segment(each) for each in found.segments] if "segment" in times else UNSET,
+            words=[_word(each) for each in found.words] if "word" in times else UNSET,
         )  # fmt: skip
         return JsonResponse(msgspec.json.encode(reply))
     subtitles = {"srt": to_srt, "vtt": to_vtt}
@@ -260,6 +274,10 @@ def _written(found: Transcript, kind: str, task: str) -> Response:
 
 def _segment(segment: Segment) -> SegmentReply:
     return SegmentReply(**{**segment.fields(), "tokens": list(segment.tokens)})
+
+
+def _word(word: Word) -> WordReply:
+    return WordReply(word=word.word.strip(), start=word.start, end=word.end)
 
 
 _HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
