@@ -254,7 +254,8 @@ def test_smollm2_is_pulled_and_answers(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("QUIRE_MODELS", str(tmp_path))
     found = pull("smollm2")
     assert found.sha256 == hashlib.sha256(found.place.read_bytes()).hexdigest()
-    with LLM("smollm2") as llm:
+    # With activations of 8 bits the first word is a near tie (0.2 nats), which falls otherwise on some processors.
+    with LLM("smollm2", activations="int16") as llm:
         assert llm.info.served_name == "smollm2"
         question = [{"role": "user", "content": "What is the capital of France?"}]
         [answer] = llm.chat(question, SamplingParams(temperature=0.0, max_tokens=32))
