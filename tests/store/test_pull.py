@@ -260,4 +260,4 @@ def test_smollm2_is_pulled_and_answers(tmp_path: Path, monkeypatch: pytest.Monke
         question = [{"role": "user", "content": "What is the capital of France?"}]
         [answer] = llm.chat(question, SamplingParams(temperature=0.0, max_tokens=32))
     assert "Paris" in answer.outputs[0].text
-    assert files(tmp_path) == {"smollm2.lock", found.path, "LICENSE", "manifest.json"}
+    assert files(tmp_path) == {"smollm2.lock", found.path, "LICENSE", "manifest.json", "generation_config.json"}
