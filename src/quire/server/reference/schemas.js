@@ -6,6 +6,8 @@ const EXAMPLES = {
   prompt: "Once upon a time",
   inputs: "Once upon a time",
   input: "What is a KV cache?",
+  source_sentence: "a cat",
+  sentences: ["a kitten", "a car"],
   text: "A text.",
   text_1: "a cat",
   text_2: ["a kitten", "a car"],
@@ -80,7 +82,8 @@ export class Schemas {
     for (const [name, own] of Object.entries(properties)) {
       if (NOT_NEEDED.has((own.description ?? "").split(":")[0])) continue;
       const wanted = (schema.required ?? []).includes(name) || name === "messages" || name === "prompt" || name === "input";
-      if (wanted && !(name in found)) found[name] = EXAMPLES[name] ?? this.value(own);
+      const fields = this.resolve(own).schema.properties;
+      if (wanted && !(name in found)) found[name] = (fields ? null : EXAMPLES[name]) ?? this.value(own);
     }
     const length = WITH_LENGTH.find((name) => name in properties);
     if (length) found[length] = EXAMPLES.max_tokens;
@@ -93,6 +96,7 @@ export class Schemas {
     if (schema.anyOf) return this.value(schema.anyOf[0]);
     if (schema.enum) return schema.enum[0];
     if ("const" in schema) return schema.const;
+    if (schema.properties) return this.example(schema, null);
     return { string: "text", integer: schema.minimum ?? 1, number: schema.minimum ?? 1, boolean: false, array: [], object: {} }[schema.type] ?? null;
   }
 
