@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -79,19 +80,19 @@ class _Open(NamedTuple):
     came: Output
 
 
-class SpeechCalls:
+class SpeechCalls(ABC):
     """The calls of an `LLM` whose model hears."""
 
     info: EngineInfo
 
     @property
+    @abstractmethod
     def engine(self) -> LocalEngine:
         """The engine."""
-        raise NotImplementedError
 
+    @abstractmethod
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        raise NotImplementedError
 
     @cached_property
     def _speech_vocabulary(self) -> SpeechVocabulary:

@@ -4,6 +4,7 @@ See docs/design/embeddings.md."""
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -213,22 +214,23 @@ class PooledOutput:
     finished: bool = True
 
 
-class PoolingCalls:
+class PoolingCalls(ABC):
     """What `LLM` can do beside text: vectors, and scores of pairs."""
 
     info: EngineInfo
 
     @property
+    @abstractmethod
     def engine(self) -> LocalEngine:
         """The engine."""
-        raise NotImplementedError
 
+    @abstractmethod
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _tokens(self, prompt: Any) -> tuple[str | None, Sequence[int]]:
-        raise NotImplementedError
+        """The text of a prompt, where it has one, and its tokens."""
 
     def encode(
         self,
